@@ -61,6 +61,8 @@ pub(crate) fn pte() -> Pte {
         program: program(),
         tokenizer: b"{}".to_vec(),
         chat_template: "{{ messages }}".to_owned(),
+        plans: Vec::new(),
+        modules: Vec::new(),
     }
 }
 
