@@ -30,8 +30,8 @@ pub struct Plan {
     pub compiler: String,
     /// Kernels that are launched.
     pub kernels: Vec<Kernel>,
-    /// Bytes of each packed weight.
-    pub packed: Vec<u64>,
+    /// Packed weights.
+    pub packed: Vec<Packed>,
     /// How packed weights are filled, in order.
     pub packs: Vec<Pack>,
     /// Stored tensors that are kept as they are, `(weight, part)`.
@@ -40,8 +40,26 @@ pub struct Plan {
     pub buffer_element: u32,
     /// Bytes of scratch memory, shared by all methods and sessions.
     pub scratch: u64,
-    /// What calls of the program's methods launch.
+    /// What calls of the program's methods launch; they end with the logits.
     pub methods: Vec<Lowered>,
+    /// Draws a token from the logits into the session's state and output ring. The launches run
+    /// with `T` = the rows by which the position advances: 1 after a decode step, 0 where the
+    /// host has set the position.
+    pub sample: Vec<Launch>,
+}
+
+/// A weight in the form that the kernels read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Packed {
+    /// Size.
+    pub bytes: u64,
+    /// Kernel that fills it with random numbers, for measurements without a data file. Its
+    /// arguments are the address, a seed (u32) and the standard deviation (f32).
+    pub randomize: u32,
+    /// Blocks of that kernel's launch.
+    pub randomize_blocks: u32,
+    /// `K` of the weight, from which its usual standard deviation follows.
+    pub columns: u32,
 }
 
 /// One entry point of a module.
@@ -147,24 +165,23 @@ pub enum Place {
     Packed(u32),
     /// A stored tensor kept as it is, index into [`Plan::resident`].
     Resident(u32),
-    /// A buffer of the session.
-    Buffer(BufferId),
     /// Scratch memory.
     Scratch,
-    /// State of the session; see [`state`].
-    State,
-    /// Tokens of a call, `u32[T]`; for `decode` the state's token.
-    Tokens,
-    /// The logits of the last call, `f32[V]`, of the session.
+    /// The addresses of the session's memory; see [`table`].
+    Table,
+    /// The logits of the last call, `f32[V]`.
     Logits,
+    /// The program's stop tokens, `u32[n]`.
+    Stops,
 }
 
 /// Fills rows of a packed weight from stored tensors, a block of rows at a time.
 ///
-/// The loader copies the same `rows` of every stored tensor of the sources to the device and
-/// launches the kernel with: the address of each staged tensor, [`PARTS`] for each of the two
-/// sources in the order codes, high codes, scales, offsets, null where there is none; then
-/// `packed`, `first_tile`, `tiles`, `rows`, `total_rows`.
+/// The loader copies the same rows of every stored tensor of the sources to the device and
+/// launches the kernel with the address of each staged tensor, [`PARTS`] for each of two sources
+/// (the same one twice if there is one) in the order codes, high codes, scales, offsets, null
+/// where there is none; then the packed weight's address, the first tile to write, the number of
+/// tiles, the rows staged, and [`Pack::total_rows`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pack {
     /// Index into [`Plan::kernels`].
@@ -173,14 +190,16 @@ pub struct Pack {
     pub packed: u32,
     /// One weight, or two whose rows alternate in the packed form.
     pub sources: Vec<WeightId>,
-    /// First tile of 16 packed rows that is written.
+    /// Rows of each source that make a tile.
+    pub rows_per_tile: u32,
+    /// Tile of the packed weight at which the sources begin.
     pub first_tile: u32,
     /// Rows of the whole packed weight.
     pub total_rows: u32,
-    /// Warps (tiles by units along `K`) that share a block of the launch, for its grid.
-    pub units_per_block: u32,
-    /// Units along `K` of a tile.
-    pub units: u32,
+    /// Pieces of a tile, each written by a warp.
+    pub units_per_tile: u32,
+    /// Warps of a block.
+    pub warps_per_block: u32,
 }
 
 /// Stored tensors of a weight as a [`Pack`] kernel takes them.
@@ -216,8 +235,8 @@ pub fn verify(plan: &Plan, program: &Program, modules: u32) -> Result<()> {
             return fail(format!("kernel `{}` has an impossible block", kernel.symbol));
         }
     }
-    let sizes = plan.packed.iter().chain([&plan.scratch]);
-    if sizes.clone().any(|bytes| *bytes > MAX_REGION) {
+    let largest = plan.packed.iter().map(|p| p.bytes).max().unwrap_or(0).max(plan.scratch);
+    if largest > MAX_REGION {
         return fail("a region is too large".to_owned());
     }
     if !matches!(plan.buffer_element, 1 | 2 | 4) {
@@ -238,29 +257,43 @@ pub fn verify(plan: &Plan, program: &Program, modules: u32) -> Result<()> {
             || pack.packed as usize >= plan.packed.len()
             || !(1..=2).contains(&pack.sources.len())
             || !known
-            || pack.units == 0
-            || pack.units_per_block == 0
+            || [pack.units_per_tile, pack.warps_per_block, pack.rows_per_tile].contains(&0)
         {
             return fail("a pack refers to nothing".to_owned());
         }
     }
+    if plan.packed.iter().any(|p| p.randomize as usize >= plan.kernels.len()) {
+        return fail("a packed weight names no kernel".to_owned());
+    }
     for lowered in &plan.methods {
-        check_method(plan, program, lowered)?;
+        check_rows(plan, program, lowered)?;
+        check_launches(plan, program, &lowered.method, &lowered.launches)?;
+    }
+    for required in ["decode", "prefill"] {
+        if !plan.methods.iter().any(|m| m.method == required && m.min_rows == 1) {
+            return fail(format!("`{required}` is not lowered"));
+        }
+    }
+    check_launches(plan, program, "sample", &plan.sample)
+}
+
+fn check_rows(plan: &Plan, program: &Program, lowered: &Lowered) -> Result<()> {
+    let most = program.method(&lowered.method).map_or(0, |m| m.max_rows);
+    if lowered.min_rows == 0 || lowered.min_rows > lowered.max_rows || lowered.max_rows > most {
+        let place = format!("plan `{}`, method `{}`", plan.target, lowered.method);
+        let why = format!("rows {} to {}", lowered.min_rows, lowered.max_rows);
+        return Err(Error::invalid(place, why));
     }
     Ok(())
 }
 
-fn check_method(plan: &Plan, program: &Program, lowered: &Lowered) -> Result<()> {
-    let place = format!("plan `{}`, method `{}`", plan.target, lowered.method);
+fn check_launches(plan: &Plan, program: &Program, method: &str, launches: &[Launch]) -> Result<()> {
+    let place = format!("plan `{}`, method `{method}`", plan.target);
     let fail = |why: String| Err(Error::invalid(&place, why));
-    let most = program.method(&lowered.method).map_or(0, |m| m.max_rows);
-    if lowered.min_rows == 0 || lowered.min_rows > lowered.max_rows || lowered.max_rows > most {
-        return fail(format!("rows {} to {}", lowered.min_rows, lowered.max_rows));
+    if launches.len() > MAX_LAUNCHES {
+        return fail(format!("{} launches", launches.len()));
     }
-    if lowered.launches.len() > MAX_LAUNCHES {
-        return fail(format!("{} launches", lowered.launches.len()));
-    }
-    for (at, launch) in lowered.launches.iter().enumerate() {
+    for (at, launch) in launches.iter().enumerate() {
         if launch.kernel as usize >= plan.kernels.len() {
             return fail(format!("launch {at} is of no kernel"));
         }
@@ -290,30 +323,64 @@ fn check_method(plan: &Plan, program: &Program, lowered: &Lowered) -> Result<()>
 /// Bytes of a place, as far as they are known without a session.
 fn region_bytes(plan: &Plan, program: &Program, place: Place) -> Option<u64> {
     match place {
-        Place::Packed(id) => plan.packed.get(id as usize).copied(),
+        Place::Packed(id) => plan.packed.get(id as usize).map(|p| p.bytes),
         Place::Resident(id) => {
             let (weight, part) = plan.resident.get(id as usize)?;
             let weight = program.weights.get(*weight as usize)?;
             let parts = weight.encoding.parts(&weight.name, &weight.dims).ok()?;
             parts.get(*part as usize).map(crate::encoding::Part::bytes)
         }
-        // Kernels index buffers themselves; a plan only names their beginning.
-        Place::Buffer(id) => program.buffers.get(id as usize).map(|_| 1),
         Place::Scratch => Some(plan.scratch),
-        Place::State => Some(state::BYTES),
-        Place::Tokens => Some(4),
+        Place::Table => Some(8 * u64::from(table::BUFFERS)),
         Place::Logits => Some(4 * u64::from(program.vocab_size)),
+        Place::Stops => Some(4 * program.text.stop_tokens.len().max(1) as u64),
     }
 }
 
-/// The state of a session on the device: what goes from one step to the next without the host.
-///
-/// Little-endian words at fixed offsets in bytes.
+/// The table of a session's memory on the device: 64-bit addresses, so that one captured graph
+/// serves every session.
+pub mod table {
+    /// The session's [`super::state`].
+    pub const STATE: u32 = 0;
+    /// The ring of drawn tokens, in host memory that the device writes: 64-bit slots, slot
+    /// `step mod OUTPUT_SLOTS` receives `(step + 1) << 32 | token`.
+    pub const OUTPUT: u32 = 1;
+    /// Tokens of a prefill call, `u32[T]`.
+    pub const TOKENS: u32 = 2;
+    /// The first of the program's buffers; the others follow in order.
+    pub const BUFFERS: u32 = 3;
+    /// Slots of the output ring.
+    pub const OUTPUT_SLOTS: u32 = 1024;
+}
+
+/// Indices of the 32-bit words of a session's state on the device: what goes from one step to the
+/// next without the host.
 pub mod state {
-    /// u32: the token that the next `decode` reads.
-    pub const TOKEN: u64 = 0;
-    /// u32: the position of the first row of the next call.
-    pub const POSITION: u64 = 4;
-    /// Bytes of the whole block.
-    pub const BYTES: u64 = 4096;
+    /// The token that the next decode step reads.
+    pub const TOKEN: usize = 0;
+    /// Position of the first row of the next call.
+    pub const POSITION: usize = 1;
+    /// [`RUNNING`], [`STOP_TOKEN`] or [`OUT_OF_POSITIONS`]. Unless running, steps change nothing.
+    pub const STOPPED: usize = 2;
+    /// Tokens drawn so far in this generation.
+    pub const STEP: usize = 3;
+    /// Seed of the random numbers, two words.
+    pub const SEED: usize = 4;
+    /// f32; 0 takes the largest logit.
+    pub const TEMPERATURE: usize = 6;
+    /// Logits that are kept; 0 keeps all.
+    pub const TOP_K: usize = 7;
+    /// f32; probability that the kept tokens reach.
+    pub const TOP_P: usize = 8;
+    /// Positions that the buffers hold.
+    pub const LIMIT: usize = 9;
+    /// Words of a state.
+    pub const WORDS: usize = 16;
+
+    /// Steps draw tokens.
+    pub const RUNNING: u32 = 0;
+    /// The last token is a stop token.
+    pub const STOP_TOKEN: u32 = 1;
+    /// The next position lies beyond the buffers.
+    pub const OUT_OF_POSITIONS: u32 = 2;
 }

@@ -152,9 +152,12 @@ fn check(pte: &Pte) -> Result<()> {
     pte.plans.iter().try_for_each(|p| plan::verify(p, &pte.program, pte.modules.len() as u32))
 }
 
+/// Kind and bytes.
+type Section<'a> = (SectionKind, &'a [u8]);
+
 /// Checks header, table and checksums; returns the id and the sections in table order: one each
 /// of program, tokenizer and chat template, then plans, then modules.
-fn read_sections(file: &[u8]) -> Result<(Digest, Vec<(SectionKind, &[u8])>)> {
+fn read_sections(file: &[u8]) -> Result<(Digest, Vec<Section<'_>>)> {
     if !file.starts_with(&MAGIC) {
         return Err(Error::WrongKind { what: sniff(file), wanted: "a gemma4 program (`.pte`)" });
     }
@@ -186,7 +189,7 @@ fn read_sections(file: &[u8]) -> Result<(Digest, Vec<(SectionKind, &[u8])>)> {
     if header[32..64] != id {
         return Err(Error::Corrupted { what: "the header".to_owned() });
     }
-    let mut sections: Vec<(SectionKind, &[u8])> = Vec::with_capacity(count);
+    let mut sections: Vec<Section<'_>> = Vec::with_capacity(count);
     let mut offset = body as u64;
     let mut index = 0;
     for entry in table.chunks_exact(ENTRY) {
