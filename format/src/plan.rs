@@ -38,7 +38,10 @@ pub struct Plan {
     pub resident: Vec<(WeightId, u32)>,
     /// Bytes of one element of the keys and values.
     pub buffer_element: u32,
-    /// Bytes of scratch memory, shared by all methods and sessions.
+    /// Multiprocessors that grids and scratch memory were planned for: [`Count::Multiprocessors`]
+    /// never counts more, however many the device has.
+    pub multiprocessors: u32,
+    /// Bytes of scratch memory, shared by all methods and sessions; zero when loaded.
     pub scratch: u64,
     /// What calls of the program's methods launch; they end with the logits.
     pub methods: Vec<Lowered>,
@@ -146,6 +149,16 @@ impl Count {
 pub enum Argument {
     /// The address `offset` bytes into a place.
     Address(Place, u64),
+    /// The address of the last row of the call's values: `offset + (T − 1) · stride` bytes into a
+    /// place.
+    LastRow {
+        /// Where the rows lie.
+        place: Place,
+        /// Of row 0, in bytes.
+        offset: u64,
+        /// Bytes from one row to the next.
+        stride: u64,
+    },
     /// The null address: an operand that this instance does not read.
     Null,
     /// A number.
@@ -239,6 +252,9 @@ pub fn verify(plan: &Plan, program: &Program, modules: u32) -> Result<()> {
     if largest > MAX_REGION {
         return fail("a region is too large".to_owned());
     }
+    if plan.multiprocessors == 0 || plan.multiprocessors > 4096 {
+        return fail(format!("{} multiprocessors", plan.multiprocessors));
+    }
     if !matches!(plan.buffer_element, 1 | 2 | 4) {
         return fail(format!("elements of {} bytes", plan.buffer_element));
     }
@@ -307,6 +323,12 @@ fn check_launches(plan: &Plan, program: &Program, method: &str, launches: &[Laun
             let valid = match *argument {
                 Argument::Address(place, offset) => {
                     region_bytes(plan, program, place).is_some_and(|bytes| offset < bytes)
+                }
+                Argument::LastRow { place, offset, stride } => {
+                    let last = u64::from(crate::verify::MAX_ROWS).checked_mul(stride);
+                    let end = last.and_then(|bytes| bytes.checked_add(offset));
+                    end.is_some()
+                        && region_bytes(plan, program, place).is_some_and(|bytes| offset < bytes)
                 }
                 Argument::BufferRows(id) => (id as usize) < program.buffers.len(),
                 Argument::Count(count) => count.is_valid(),
