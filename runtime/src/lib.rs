@@ -1,1 +1,3 @@
-//! placeholder
+//! Runs exported programs.
+
+pub mod text;
