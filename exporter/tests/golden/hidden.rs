@@ -1,7 +1,8 @@
 //! Hidden states of every layer: names the first layer that parts.
 
 use gemma4_exporter::model::Config;
-use gemma4_runtime::cpu::Cpu;
+use gemma4_runtime::Sampling;
+use gemma4_runtime::cpu::{Cpu, Entry};
 
 use super::fixtures::{Golden, dense_reference, exported, max_difference, tiny_31b};
 
@@ -40,9 +41,9 @@ fn cpu_parts_from_transformers_at_no_layer() {
     let tokens = golden.ids("p33");
     let mut seen = 0;
     let device = Cpu::new(program).unwrap();
-    let mut session = device.session(64, 64).unwrap();
+    let mut session = device.execution(64, 64).unwrap();
     session
-        .prefill_observed(&tokens, 0, &mut |label, _, numbers| {
+        .run_observed(Entry::Prefill, &tokens, 0, &Sampling::GREEDY, &mut |label, _, numbers| {
             // The last norm sees one row only.
             if label == "norm" {
                 return;

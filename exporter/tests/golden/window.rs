@@ -3,7 +3,8 @@
 use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::model::Config;
 use gemma4_exporter::synthetic::{TINY_CONFIG, write_checkpoint};
-use gemma4_runtime::cpu::Cpu;
+use gemma4_runtime::Sampling;
+use gemma4_runtime::cpu::{Cpu, Entry};
 
 use super::fixtures::{dense_reference, exported};
 
@@ -30,9 +31,9 @@ fn token_0_is_seen_at_distance_window_minus_1_and_not_at_window() {
     let device = Cpu::new(exported(&checkpoint, 64)).unwrap();
     let cpu = |tokens: &[u32]| {
         let mut last = Vec::new();
-        let mut session = device.session(64, 64).unwrap();
+        let mut session = device.execution(64, 64).unwrap();
         session
-            .prefill_observed(tokens, 0, &mut |label, _, numbers| {
+            .run_observed(Entry::Prefill, tokens, 0, &Sampling::GREEDY, &mut |label, _, numbers| {
                 if label == "layers.0" {
                     last = numbers[numbers.len() - hidden..].to_vec();
                 }
@@ -40,9 +41,7 @@ fn token_0_is_seen_at_distance_window_minus_1_and_not_at_window() {
             .unwrap();
         last
     };
-    for (name, run) in
-        [("candle", &candle as &dyn Fn(&[u32]) -> Vec<f32>), ("cpu", &cpu)]
-    {
+    for (name, run) in [("candle", &candle as &dyn Fn(&[u32]) -> Vec<f32>), ("cpu", &cpu)] {
         assert!(moved(run, window), "{name}: position {} sees token 0", window - 1);
         assert!(!moved(run, window + 1), "{name}: position {window} does not");
     }
