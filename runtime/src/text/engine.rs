@@ -101,7 +101,7 @@ impl io::Write for Output {
 
 /// The engine's error as one of ours; `steps` is the limit that the engine had.
 pub(super) fn explain(error: &Error, steps: u64) -> TextError {
-    let line = error.line().unwrap_or(0);
+    let line = error.line();
     let mut sources = std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source());
     if let Some(Refusal(message)) = sources.find_map(|source| source.downcast_ref()) {
         return TextError::Refused { message: message.clone() };

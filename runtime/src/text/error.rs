@@ -26,10 +26,10 @@ pub enum TextError {
         reason: String,
     },
     /// The template's source is wrong, or fails on this conversation.
-    #[error("chat template, line {line}: {reason}")]
+    #[error("chat template{}: {reason}", at(*.line))]
     Template {
-        /// Line in the template's source, from 1; 0 if it is not known.
-        line: usize,
+        /// Line in the template's source, from 1, if one is at fault.
+        line: Option<usize>,
         /// What went wrong there.
         reason: String,
     },
@@ -40,14 +40,18 @@ pub enum TextError {
         message: String,
     },
     /// Rendering took more steps or gave more text than any conversation needs.
-    #[error("chat template, line {line}: stopped after {limit}; the template does not seem to end")]
+    #[error("chat template{}: stopped after {limit}; it does not seem to end", at(*.line))]
     Runaway {
-        /// Line in the template's source, from 1; 0 if it is not known.
-        line: usize,
+        /// Line in the template's source, from 1, if it is known.
+        line: Option<usize>,
         /// The limit that was reached, with its unit.
         limit: String,
     },
     /// Every private-use character occurs in the conversation, so none is left to mark text with.
     #[error("the conversation uses all of Unicode's private-use characters; remove some")]
     NoMarkLeft,
+}
+
+fn at(line: Option<usize>) -> String {
+    line.map_or(String::new(), |line| format!(", line {line}"))
 }

@@ -77,14 +77,14 @@ impl<'a> Guard<'a> {
         let mut hidden = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
-            let mark = self.marks.iter().find(|(first, _)| *first == c);
-            let kept = keep.iter().find(|spelling| mark.is_some() && rest.starts_with(**spelling));
-            let len = kept.map_or(c.len_utf8(), |spelling| spelling.len());
-            match (mark, kept) {
-                (Some((_, mark)), None) => hidden.push(*mark),
-                _ => hidden.push_str(&rest[..len]),
+            let mark = self.marks.iter().find(|(first, _)| *first == c).map(|(_, mark)| *mark);
+            let kept = mark.and_then(|_| keep.iter().find(|kept| rest.starts_with(**kept)));
+            let taken = kept.map_or(c.len_utf8(), |kept| kept.len());
+            match kept {
+                Some(kept) => hidden.push_str(kept),
+                None => hidden.push(mark.unwrap_or(c)),
             }
-            rest = &rest[len..];
+            rest = &rest[taken..];
         }
         hidden
     }

@@ -15,7 +15,7 @@ pub(super) fn with_stack<T: Send>(
     bytes: usize,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    let failed = |reason: String| Err(TextError::Template { line: 0, reason });
+    let failed = |reason: String| Err(TextError::Template { line: None, reason });
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("chat template".to_owned()).stack_size(bytes);
         match builder.spawn_scoped(scope, work) {

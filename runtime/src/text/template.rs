@@ -68,7 +68,7 @@ impl ChatTemplate {
     ) -> Result<Self> {
         if source.len() > MAX_SOURCE {
             let reason = format!("{} bytes of source, more than {MAX_SOURCE}", source.len());
-            return Err(TextError::Template { line: 0, reason });
+            return Err(TextError::Template { line: None, reason });
         }
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let mut environment = environment();

@@ -8,6 +8,7 @@ that are not in the repository. A rendering that Jinja2 refuses has `error` inst
 """
 
 import argparse
+import functools
 import json
 
 from jinja2.ext import loopcontrols
@@ -219,7 +220,8 @@ SNIPPETS = [
 ]
 
 
-def environment():
+@functools.cache
+def compiled(source):
     def raise_exception(message):
         raise ValueError(message)
 
@@ -239,14 +241,13 @@ def environment():
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = strftime_now
-    return env
+    return env.from_string(source)
 
 
 def rendering(source, messages, tools, enable_thinking, add_generation_prompt):
     thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
     try:
-        template = environment().from_string(source)
-        text = template.render(
+        text = compiled(source).render(
             messages=messages,
             tools=tools,
             documents=None,
@@ -279,10 +280,10 @@ def conversations(path):
 
 
 def snippets():
-    return [
-        {"template": source, "message": VALUE} | rendering(source, [VALUE], None, None, True)
-        for source in SNIPPETS
+    cases = [
+        {"template": source} | rendering(source, [VALUE], None, None, True) for source in SNIPPETS
     ]
+    return {"message": VALUE, "snippets": cases}
 
 
 def main():
@@ -292,7 +293,7 @@ def main():
     group.add_argument("--snippets", action="store_true", help="render the snippets instead")
     arguments = parser.parse_args()
     cases = snippets() if arguments.snippets else conversations(arguments.template)
-    print(json.dumps(cases, ensure_ascii=True, separators=(",", ":")).replace('},{"conv', '},\n{"conv'))
+    print(json.dumps(cases))
 
 
 if __name__ == "__main__":

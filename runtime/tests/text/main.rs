@@ -4,6 +4,8 @@
 //! libraries make of them. Tests on further tokenizers and on the released template read the
 //! directory that `GEMMA4_FIXTURES` names, and say `not run` without it.
 
+#![allow(clippy::print_stdout, reason = "tests say what they measured and what is not run")]
+
 mod data;
 mod hostile;
 mod injection;

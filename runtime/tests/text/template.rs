@@ -66,9 +66,10 @@ fn jinja2(template: &Path) -> Option<Value> {
 #[test]
 fn values_print_as_in_python() {
     let tokenizer = data::tokenizer();
-    for case in data::read_json(&data::path("snippet_cases.json")).as_array().unwrap() {
+    let cases = data::read_json(&data::path("snippet_cases.json"));
+    let messages = [cases["message"].clone()];
+    for case in cases["snippets"].as_array().unwrap() {
         let source = case["template"].as_str().unwrap();
-        let messages = [case["message"].clone()];
         let chat = Chat { enable_thinking: None, ..data::chat(&messages) };
         let ours = data::compile(source).and_then(|template| template.render(&chat, &tokenizer));
         match (case["rendered"].as_str(), ours) {
