@@ -14,6 +14,11 @@ fn run(dir: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
+/// A whole config: the command refuses models that could not be exported afterwards.
+fn tiny_config() -> serde_json::Value {
+    serde_json::from_str(gemma4_exporter::synthetic::TINY_CONFIG).unwrap()
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
@@ -21,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn it_writes_a_bundle_and_a_report() {
     let dir = tempfile::tempdir().unwrap();
-    write_checkpoint(&dir.path().join("hf"), &config(), &language_model());
+    write_checkpoint(&dir.path().join("hf"), &tiny_config(), &language_model());
     let arguments =
         ["--model-dir", "hf", "--output", "out", "--report", "r.json", "--threads", "2"];
     let done = run(dir.path(), &arguments);
@@ -46,7 +51,7 @@ fn it_writes_a_bundle_and_a_report() {
 #[test]
 fn errors_are_one_sentence_and_exit_codes_tell_kinds_apart() {
     let dir = tempfile::tempdir().unwrap();
-    write_checkpoint(&dir.path().join("hf"), &config(), &language_model());
+    write_checkpoint(&dir.path().join("hf"), &tiny_config(), &language_model());
     for (arguments, code, message) in [
         (vec!["--model-dir", "nowhere", "--output", "out"], 1, "error: `nowhere` does not exist\n"),
         (
@@ -68,4 +73,16 @@ fn errors_are_one_sentence_and_exit_codes_tell_kinds_apart() {
         assert!(stderr.contains(message), "{arguments:?}: {stderr}");
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
+}
+
+#[test]
+fn models_that_could_not_be_exported_are_refused_before_the_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = tiny_config();
+    config["enable_moe_block"] = true.into();
+    write_checkpoint(&dir.path().join("hf"), &config, &language_model());
+    let done = run(dir.path(), &["--model-dir", "hf", "--output", "out"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).contains("mixture-of-experts"), "{}", text(&done.stderr));
+    assert!(!dir.path().join("out").exists());
 }

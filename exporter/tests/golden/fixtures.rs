@@ -80,7 +80,8 @@ pub(crate) fn dense_reference(checkpoint: &Checkpoint, config: &Config, chunk: u
         Some(WeightSpec { dims: weight.dims.clone(), encoding: weight.encoding })
     };
     let load = |name: &str| {
-        let rows = u64::from(checkpoint.weight(name).unwrap().dims[0]);
+        let dims = &checkpoint.weight(name).unwrap().dims;
+        let rows = dims[..dims.len() - 1].iter().map(|d| u64::from(*d)).product();
         checkpoint.read_rows_f32(name, 0..rows).map_err(|e| e.to_string())
     };
     Reference::new(config, chunk, 512, describe, load).unwrap()
