@@ -15,7 +15,7 @@ shift 2
 program=$directory/model.pte
 data=$directory/model.ptd
 
-target/release/gemma4-inspect "$program" --verify "$data" >&2
+target/release/gemma4-inspect "$program" --verify "$data" >/dev/null
 answer=$(target/release/gemma4-run --model_path "$program" --data_path "$data" \
   --prompt "$prompt" --temperature 0 "$@")
 printf '%s\n' "$answer"

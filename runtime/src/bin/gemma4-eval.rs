@@ -42,7 +42,7 @@ enum Command {
         /// Tokens to make room for; by default all that the program allows
         #[arg(long = "max_context", alias = "max-context", value_name = "N")]
         max_context: Option<u32>,
-        /// auto, cpu, cuda, cuda:N or cuda:GPU-<uuid>
+        /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
         #[arg(long, default_value = "auto", value_name = "DEVICE")]
         device: DeviceChoice,
     },

@@ -70,7 +70,7 @@ struct Arguments {
     /// Tokens of prompt and answer to make room for; by default all that the program allows
     #[arg(long = "max_context", alias = "max-context", value_name = "N")]
     max_context: Option<u32>,
-    /// auto, cpu, cuda, cuda:N or cuda:GPU-<uuid>
+    /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
     /// Write timings and counts to a file, as JSON
