@@ -24,15 +24,8 @@ pub enum Arch {
 
 impl Arch {
     /// Every architecture, oldest first.
-    pub const ALL: [Arch; 7] = [
-        Arch::Sm80,
-        Arch::Sm86,
-        Arch::Sm89,
-        Arch::Sm90,
-        Arch::Sm90a,
-        Arch::Sm100,
-        Arch::Sm120,
-    ];
+    pub const ALL: [Arch; 7] =
+        [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm100, Arch::Sm120];
 
     /// `sm_80` ...
     pub fn name(self) -> &'static str {

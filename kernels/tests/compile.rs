@@ -25,8 +25,8 @@ fn resources_of_a_known_kernel() {
     let kernel = tiny(
         "#include \"common.cuh\"\n\
          extern \"C\" __global__ void tiny(float* x, int i) {\n\
-             __shared__ float s[256]; volatile float local[64];\n\
-             for (int k = 0; k < 64; k++) local[k] = x[k];\n\
+             __shared__ float s[256]; float local[64];\n\
+             for (int k = 0; k < 64; k++) local[k * i % 64] = x[k];\n\
              s[threadIdx.x] = local[i]; __syncthreads(); x[i] = s[threadIdx.x ^ N];\n\
          }",
     );
@@ -48,7 +48,8 @@ fn refusal_carries_the_log() {
     let Ok(nvrtc) = Nvrtc::find() else {
         return println!("not run: no CUDA compiler (make cuda-toolchain)");
     };
-    let error = nvrtc.cubin(&tiny("extern \"C\" __global__ void tiny() { nothing(); }"), Arch::Sm80);
+    let error =
+        nvrtc.cubin(&tiny("extern \"C\" __global__ void tiny() { nothing(); }"), Arch::Sm80);
     let text = error.unwrap_err().to_string();
     assert!(text.contains("tiny.cu") && text.contains("nothing"), "{text}");
 }

@@ -61,12 +61,13 @@ impl Nvrtc {
             .collect();
         roots.push(PathBuf::from(".cuda"));
         roots.push(PathBuf::from("/usr/local/cuda"));
-        roots.iter().find_map(|root| library_in(root).map(|file| Self::load(&file, root))).unwrap_or_else(
-            || {
+        roots
+            .iter()
+            .find_map(|root| library_in(root).map(|file| Self::load(&file, root)))
+            .unwrap_or_else(|| {
                 let looked = roots.iter().map(|root| root.display().to_string()).collect();
                 Err(Error::NotFound { looked })
-            },
-        )
+            })
     }
 
     /// Loads the library `file`; headers are those of the toolkit or Python site directory `root`.
