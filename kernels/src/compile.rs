@@ -14,7 +14,7 @@ pub use cubin::Resources;
 pub use nvrtc::Nvrtc;
 
 /// Files that a source may `#include` by name.
-const HEADERS: [Source; 1] = [source!("common.cuh")];
+const HEADERS: [Source; 2] = [source!("common.cuh"), source!("packed.cuh")];
 
 /// Why a kernel could not be compiled.
 #[derive(Debug, Error)]

@@ -20,6 +20,10 @@ pub mod compile;
 
 mod arch;
 mod contract;
+mod linear_few;
+mod packed;
 
 pub use arch::Arch;
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
+pub use linear_few::{Epilogue, LinearFew, Ring};
+pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
