@@ -18,6 +18,7 @@
 //
 // Instantiated by packed.cuh's constants, N, ROWS, PARTS, SPLITS, WARPS, EPILOGUE, and BULK, STAGES,
 // STAGE_UNITS, L2_AHEAD.
+#include "gelu.cuh"
 #include "packed.cuh"
 
 constexpr int PARTIAL = 0, GEGLU = 1, SOFTCAP = 2;
@@ -132,11 +133,9 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint4& a, u32 b0, 
 }
 
 // What a lane sums for its tile: quantized, [n-tile][rows g, g + 8] of one virtual row; dense, the
-// instruction's own accumulators.
-constexpr int ACCUMULATORS = DENSE ? 4 : 2;
-
+// instruction's own four accumulators.
 struct Sums {
-    float y[N_TILES][ACCUMULATORS];
+    float y[N_TILES][4];
     float x[N_TILES];  // sum of x, where a zero point of whole rows needs it
 };
 
@@ -151,10 +150,8 @@ __device__ __forceinline__ void accumulate_dense(Sums& sums, const Unit& unit, c
         for (int j = 0; j < N_TILES; j++) {
             const u32 at = ((chunk * 4 + quarter) * COLUMNS + column_of(j, lane)) * 4 + lane % 4;
             const uint4 b = ((const uint4*)x)[at];
-            if constexpr (DENSE) {
-                multiply(sums.y[j], unit.codes[quarter * 2], b.x, b.y);
-                multiply(sums.y[j], unit.codes[quarter * 2 + 1], b.z, b.w);
-            }
+            multiply(sums.y[j], unit.codes[quarter * 2 % CODE_LOADS], b.x, b.y);
+            multiply(sums.y[j], unit.codes[(quarter * 2 + 1) % CODE_LOADS], b.z, b.w);
         }
 }
 
@@ -266,11 +263,6 @@ __device__ __forceinline__ void split_quantized(u8* shared, u32 chunk, u32 row, 
     }
 }
 
-// The Gaussian error linear unit in its tanh form (Hendrycks and Gimpel, 2016).
-__device__ __forceinline__ float gelu_tanh(float x) {
-    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-}
-
 #if BULK
 __device__ __forceinline__ void barrier_init(u64* barrier) {
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
@@ -297,7 +289,8 @@ struct Walk {
 
 // x [T, K] float32; y [SPLITS, T, N] partial sums, or with an epilogue [T, N] (GEGLU: [T, N / 2],
 // rows 8 of gate and 8 of up in turns); cap of SOFTCAP.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+// Two blocks share a multiprocessor: with BULK, of this kernel and the next.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
     linear_few(const u8* __restrict__ weight, const float* __restrict__ x, float* __restrict__ y, u32 rows, float cap) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

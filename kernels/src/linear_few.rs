@@ -96,15 +96,14 @@ impl LinearFew {
         })
     }
 
-    /// Units that the busiest warp walks, plus what partial sums and the start cost, in units.
+    /// Bytes that the busiest multiprocessor reads, and what reading the partial sums costs the one
+    /// that adds them, in bytes at the pace of weights.
     fn relative_time(&self, sms: u32) -> f64 {
-        let per_split = (sms / self.splits).max(1);
-        let rounds = self.weight.tiles().div_ceil(per_split * self.warps);
-        let busiest = rounds * self.weight.units().div_ceil(self.splits);
-        let warps = f64::from(sms * self.warps);
-        let sums = f64::from(self.weight.n) * f64::from(self.splits * self.rows) * 8.0;
-        f64::from(busiest) * f64::from(self.warps)
-            + sums / f64::from(self.weight.unit_bytes()) / warps * f64::from(self.warps)
+        let blocks = (sms / self.splits).max(1);
+        let rounds = self.weight.tiles().div_ceil(blocks * self.warps);
+        let units = rounds * self.weight.units().div_ceil(self.splits) * self.warps;
+        let sums = self.splits * self.weight.n.min(8192) * self.rows;
+        f64::from(units) * f64::from(self.weight.unit_bytes()) + f64::from(sums)
     }
 
     /// The ring that fills half of a multiprocessor's shared memory.
@@ -154,6 +153,12 @@ impl LinearFew {
         }
         if self.splits > 1 && self.epilogue != Epilogue::Partial {
             return unsupported(format!("{:?} with {} splits", self.epilogue, self.splits));
+        }
+        if self.epilogue == Epilogue::Geglu && self.weight.n % 16 != 0 {
+            return unsupported(format!(
+                "gate and up of {} rows, no multiple of 8",
+                self.weight.n / 2
+            ));
         }
         let epilogue = match self.epilogue {
             Epilogue::Partial => "0",

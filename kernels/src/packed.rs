@@ -100,7 +100,11 @@ impl Packed {
         let group = match group {
             32 | 64 => group,
             // A scale of a whole row is applied once, after all sums.
-            whole if whole == k && codes == Codes::Byte && !matches!(offset, Offset::Minimum(_)) => 0,
+            whole
+                if whole == k && codes == Codes::Byte && !matches!(offset, Offset::Minimum(_)) =>
+            {
+                0
+            }
             multiple if multiple % UNIT_COLUMNS == 0 => UNIT_COLUMNS,
             other => {
                 return Err(unsupported(format!(
@@ -145,7 +149,9 @@ impl Packed {
         let offsets = match self.offset {
             PackedOffset::None => 0,
             PackedOffset::Nibble => numbers / 2,
-            PackedOffset::Zero(dtype) | PackedOffset::Minimum(dtype) => numbers * dtype.size() as u32,
+            PackedOffset::Zero(dtype) | PackedOffset::Minimum(dtype) => {
+                numbers * dtype.size() as u32
+            }
         };
         let scales = numbers * self.scale.size() as u32;
         let codes = TILE_ROWS * UNIT_COLUMNS * self.codes.bits() / 8;
