@@ -32,3 +32,4 @@ pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
 pub use linear_few::{Epilogue, LinearFew, Ring};
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
+pub use session::Sample;
