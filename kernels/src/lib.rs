@@ -30,6 +30,6 @@ pub use arch::Arch;
 pub use attention_few::AttentionFew;
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
-pub use linear_few::{Epilogue, LinearFew, Ring};
+pub use linear_few::{Epilogue, HALF_OF_SHARED, LinearFew, Ring};
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
 pub use session::Sample;
