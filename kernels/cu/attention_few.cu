@@ -10,7 +10,9 @@
 // Positions first..last of the keys that any row sees are cut into blocks, the blocks into SPLITS
 // contiguous ranges, from the position in device memory: cost follows the filled length.
 //
-// Instantiated by Q_HEADS, KV_HEADS, D, ROWS, KEYS, SPLITS, WINDOW (0: none).
+// Instantiated by Q_HEADS, KV_HEADS, D, ROWS, KEYS, SPLITS, WINDOW (0: none), and for the join by
+// output.cuh's constants, with X_K = Q_HEADS * D.
+#include "output.cuh"
 #include "session.cuh"
 
 constexpr int WARPS = 4;
@@ -58,15 +60,16 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 template <int PENDING>
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// The keys that rows position .. position + rows - 1 see, and the blocks of one split.
+// The keys that rows position .. position + rows - 1 see, the splits that have work, and the blocks of
+// one of them.
 struct Range {
-    u32 first, last, begin, end;
+    u32 first, last, splits, begin, end;
 };
 __device__ __forceinline__ Range split_range(u32 position, u32 rows, u32 split) {
     const u32 last = position + rows - 1;
     const u32 first = WINDOW == 0 || position < WINDOW ? 0 : position + 1 - WINDOW;
-    const u32 blocks = ceil_div(last - first + 1, u32(KEYS));
-    return {first, last, u32(u64(blocks) * split / SPLITS), u32(u64(blocks) * (split + 1) / SPLITS)};
+    const u32 blocks = ceil_div(last - first + 1, u32(KEYS)), splits = lesser(blocks, u32(SPLITS));
+    return {first, last, splits, blocks * split / splits, blocks * (split + 1) / splits};
 }
 
 // q [T, Q_HEADS, D] float32; rings [ring, KV_HEADS, D] bfloat16 at table[keys], table[values].
@@ -84,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     wait_for_predecessor();
     const u32 position = words[STATE_POSITION];
     const Range range = split_range(position, rows, split);
-    if (range.begin == range.end) return;
+    if (split >= range.splits) return;
 
     u16* q_rows = (u16*)(shared + Q_AT);
     float* scores = (float*)(shared + S_AT);
@@ -244,35 +247,31 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if ((!HALVES || soft_row < 8) && lane % 8 == 0 && exists(soft_query)) stats[result_row(soft_query)] = {maximum, total};
 }
 
-constexpr int JOIN_THREADS = D < 128 ? 32 : 128;
-constexpr int JOIN_COLUMNS = D / JOIN_THREADS;
-
-// y [T, Q_HEADS, D] float32. Block (query head, row).
-extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
-    attention_join(const float* __restrict__ sums, const float2* __restrict__ stats, float* __restrict__ y,
+// y [T, Q_HEADS, D], as in output.cuh. A warp per unit of 128 columns and row.
+extern "C" __global__ void __launch_bounds__(128)
+    attention_join(const float* __restrict__ sums, const float2* __restrict__ stats, void* __restrict__ y,
                    const u64* table, u32 state, u32 rows) {
     allow_successor();
     const u32* words = session_memory<u32>(table, state);
+    const u32 lane = threadIdx.x % WARP, unit = blockIdx.x * 4 + threadIdx.x / WARP, row = blockIdx.y;
+    const u32 column = unit * 128 + 4 * lane;
     wait_for_predecessor();
-    const u32 position = words[STATE_POSITION], head = blockIdx.x, row = blockIdx.y;
-    float maximum = LOWEST, total = 0.0f, out[JOIN_COLUMNS] = {};
-    for (u32 split = 0; split < SPLITS; split++) {
-        const Range range = split_range(position, rows, split);
-        if (range.begin == range.end) continue;
-        maximum = fmaxf(maximum, stats[(u64(split) * rows + row) * Q_HEADS + head].x);
+    const u32 splits = split_range(words[STATE_POSITION], rows, 0).splits;
+    float maximum = LOWEST, total = 0.0f;
+    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (column < X_K) {
+#pragma unroll 8
+        for (u32 split = 0; split < splits; split++) {
+            const u64 at = u64(split) * rows + row;
+            const float2 part = stats[at * Q_HEADS + column / D];
+            const float4 sum = *(const float4*)(sums + at * X_K + column);
+            const float updated = fmaxf(maximum, part.x), old = exp2f(maximum - updated), now = exp2f(part.x - updated);
+            maximum = updated;
+            total = total * old + part.y * now;
+            out.x = out.x * old + sum.x * now, out.y = out.y * old + sum.y * now;
+            out.z = out.z * old + sum.z * now, out.w = out.w * old + sum.w * now;
+        }
+        out.x /= total, out.y /= total, out.z /= total, out.w /= total;
     }
-#pragma unroll 4
-    for (u32 split = 0; split < SPLITS; split++) {
-        const Range range = split_range(position, rows, split);
-        if (range.begin == range.end) continue;
-        const u64 at = (u64(split) * rows + row) * Q_HEADS + head;
-        const float2 part = stats[at];
-        const float factor = exp2f(part.x - maximum);
-        total += part.y * factor;
-#pragma unroll
-        for (int i = 0; i < JOIN_COLUMNS; i++) out[i] += sums[at * D + threadIdx.x + i * JOIN_THREADS] * factor;
-    }
-#pragma unroll
-    for (int i = 0; i < JOIN_COLUMNS; i++)
-        y[(u64(row) * Q_HEADS + head) * D + threadIdx.x + i * JOIN_THREADS] = out[i] / total;
+    write_activations(y, unit, row, out, lane);
 }

@@ -14,8 +14,14 @@ pub use cubin::Resources;
 pub use nvrtc::Nvrtc;
 
 /// Files that a source may `#include` by name.
-const HEADERS: [Source; 4] =
-    [source!("common.cuh"), source!("gelu.cuh"), source!("packed.cuh"), source!("session.cuh")];
+const HEADERS: [Source; 6] = [
+    source!("common.cuh"),
+    source!("gelu.cuh"),
+    source!("output.cuh"),
+    source!("packed.cuh"),
+    source!("session.cuh"),
+    source!("split.cuh"),
+];
 
 /// Why a kernel could not be compiled.
 #[derive(Debug, Error)]

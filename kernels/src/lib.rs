@@ -19,6 +19,7 @@
 pub mod compile;
 pub mod session;
 
+mod activations;
 mod arch;
 mod attention_few;
 mod contract;
@@ -26,10 +27,11 @@ mod layer;
 mod linear_few;
 mod packed;
 
+pub use activations::{Output, Split};
 pub use arch::Arch;
 pub use attention_few::AttentionFew;
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
-pub use linear_few::{Epilogue, HALF_OF_SHARED, LinearFew, Ring};
+pub use linear_few::{Epilogue, LinearFew, Ring};
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
 pub use session::Sample;

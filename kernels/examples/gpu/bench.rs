@@ -6,8 +6,8 @@ use std::path::Path;
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::session::state;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Packed, Randomize,
-    Rope, Sample,
+    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Output, Packed,
+    Randomize, Rope, Sample,
 };
 
 use crate::case::cubin_name;
@@ -36,23 +36,18 @@ const HEAD: Encoding =
 struct Variant {
     name: &'static str,
     rows: u32,
-    l2_ahead: u32,
-    /// Warps of a block, where not the best choice.
-    wide: bool,
+    /// GEGLU in the product's epilogue.
+    fused: bool,
     early: bool,
     probe: u32,
 }
 
-const PLAIN: Variant =
-    Variant { name: "1 row", rows: 1, l2_ahead: 0, wide: false, early: true, probe: 0 };
+const PLAIN: Variant = Variant { name: "1 row", rows: 1, fused: false, early: true, probe: 0 };
 
-const VARIANTS: [Variant; 9] = [
+const VARIANTS: [Variant; 6] = [
     PLAIN,
-    Variant { name: "1 row, wide", wide: true, ..PLAIN },
-    Variant { name: "1 row, wide, 8K", wide: true, l2_ahead: 8 << 10, ..PLAIN },
-    Variant { name: "1 row, not early", early: false, ..PLAIN },
+    Variant { name: "1 row, fused", fused: true, ..PLAIN },
     Variant { name: "1 row, no x", probe: 1, ..PLAIN },
-    Variant { name: "1 row, wide, no x", wide: true, probe: 1, ..PLAIN },
     Variant { name: "2 rows", rows: 2, ..PLAIN },
     Variant { name: "4 rows", rows: 4, ..PLAIN },
     Variant { name: "8 rows", rows: 8, ..PLAIN },
@@ -83,30 +78,15 @@ fn packed(n: u32, k: u32) -> Packed {
 impl Linears {
     fn new(variant: Variant) -> Self {
         let choose = |n, k, epilogue| {
+            let split = !(variant.fused && k == WIDTH);
             let weight = packed(n, k);
-            let chosen = LinearFew::choose(weight, variant.rows, epilogue, ARCH, 132);
-            let partial = || LinearFew::choose(weight, variant.rows, Epilogue::Partial, ARCH, 132);
-            let mut linear = chosen.or_else(|_| partial()).unwrap();
-            if variant.wide && n != VOCABULARY {
-                linear.warps = if epilogue == Epilogue::Geglu { 11 } else { 16 };
-                linear.splits = if epilogue == Epilogue::Geglu {
-                    1
-                } else if k == H {
-                    2
-                } else {
-                    6
-                };
-                linear.ring = linear.largest_ring(gemma4_kernels::HALF_OF_SHARED);
-            }
-            if let Some(ring) = &mut linear.ring {
-                ring.l2_ahead = variant.l2_ahead;
-            }
-            linear
+            LinearFew::choose(weight, variant.rows, epilogue, split, ARCH, 132).unwrap()
         };
+        let gate_up = if variant.fused { Epilogue::Geglu } else { Epilogue::Partial };
         Self {
             qkv: [16384, 18432].map(|n| choose(n, H, Epilogue::Partial)),
             o: [8192, 16384].map(|k| choose(H, k, Epilogue::Partial)),
-            gate_up: choose(2 * WIDTH, H, Epilogue::Geglu),
+            gate_up: choose(2 * WIDTH, H, gate_up),
             down: choose(H, WIDTH, Epilogue::Partial),
             variant,
             head: choose(VOCABULARY, H, Epilogue::SoftCap),
@@ -128,14 +108,16 @@ struct Step {
     after_attention: [Kernel; 2],
     geglu: Option<Kernel>,
     after_layer: Kernel,
+    last_norm: Kernel,
     sample: Sample,
 }
 
 impl Step {
     fn new(variant: Variant) -> Self {
         let linears = Linears::new(variant);
-        let norm = |splits, scalar| {
-            AddNorm { h: H, splits, scalar, next: true, weight: DType::BF16 }.kernel().unwrap()
+        let norm = |splits, scalar, linear: LinearFew| {
+            let next = Some(Output::Split(linear.split()));
+            AddNorm { h: H, splits, scalar, next, weight: DType::BF16 }.kernel().unwrap()
         };
         let rope = |full: bool| {
             let (kv_heads, d) = if full { (4, 512) } else { (16, 256) };
@@ -156,16 +138,41 @@ impl Step {
         let partial = linears.gate_up.epilogue == Epilogue::Partial;
         Self {
             embed: Embed { weight: linears.head.weight }.kernel(),
-            first_norm: norm(0, false),
+            first_norm: norm(0, false, linears.qkv[0]),
             rope: [rope(false), rope(true)],
             attention: [
-                AttentionFew::choose(32, 16, 256, rows, Some(1024), 132),
-                AttentionFew::choose(32, 4, 512, rows, None, 132),
+                AttentionFew::choose(
+                    32,
+                    16,
+                    256,
+                    rows,
+                    Some(1024),
+                    Output::Split(linears.o[0].split()),
+                    132,
+                ),
+                AttentionFew::choose(
+                    32,
+                    4,
+                    512,
+                    rows,
+                    None,
+                    Output::Split(linears.o[1].split()),
+                    132,
+                ),
             ],
-            after_attention: [0, 1].map(|i: usize| norm(linears.o[i].splits, false)),
-            geglu: partial
-                .then(|| Geglu { width: WIDTH, splits: linears.gate_up.splits }.kernel().unwrap()),
-            after_layer: norm(linears.down.splits, true),
+            after_attention: [0, 1]
+                .map(|i: usize| norm(linears.o[i].splits, false, linears.gate_up)),
+            geglu: partial.then(|| {
+                Geglu {
+                    width: WIDTH,
+                    splits: linears.gate_up.splits,
+                    output: Output::Split(linears.down.split()),
+                }
+                .kernel()
+                .unwrap()
+            }),
+            after_layer: norm(linears.down.splits, true, linears.qkv[0]),
+            last_norm: norm(linears.down.splits, true, linears.head),
             sample: Sample { vocabulary: VOCABULARY },
             linears,
         }
@@ -178,7 +185,9 @@ impl Step {
             .iter()
             .map(|linear| product(*linear, self.linears.variant))
             .collect();
-        kernels.extend([&self.embed, &self.first_norm, &self.after_layer].map(Clone::clone));
+        kernels.extend(
+            [&self.embed, &self.first_norm, &self.after_layer, &self.last_norm].map(Clone::clone),
+        );
         kernels.extend(self.rope.clone());
         kernels.extend(self.after_attention.clone());
         kernels.extend(self.geglu.clone());
@@ -281,7 +290,7 @@ impl Model {
             8 * 16384,
             64 * 8 * 16384,
             64 * 8 * 64,
-            8 * 16384,
+            8 * 32768,
             8 * VOCABULARY as usize,
         ];
         let numbers: Vec<f32> = (0..8 * WIDTH).map(|i| (i % 97) as f32 / 48.0 - 1.0).collect();
@@ -366,7 +375,9 @@ impl Model {
                 &product(products.down, products.variant),
                 &linear(layer.down, activation, sums),
             );
-            add(false, &step.after_layer, &[sums, ones, ones, x, ones, normed, t, eps]);
+            let after =
+                if i + 1 == self.layers.len() { &step.last_norm } else { &step.after_layer };
+            add(false, after, &[sums, ones, ones, x, ones, normed, t, eps]);
         }
         add(
             true,
