@@ -247,31 +247,43 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if ((!HALVES || soft_row < 8) && lane % 8 == 0 && exists(soft_query)) stats[result_row(soft_query)] = {maximum, total};
 }
 
-// y [T, Q_HEADS, D], as in output.cuh. A warp per unit of 128 columns and row.
-extern "C" __global__ void __launch_bounds__(128)
+// A split's share of 128 columns: lane l holds columns 4 l .. 4 l + 3.
+struct Share {
+    float maximum, total;
+    float4 out;
+};
+__device__ __forceinline__ Share join(const Share& a, const Share& b) {
+    const float maximum = fmaxf(a.maximum, b.maximum), x = exp2f(a.maximum - maximum), y = exp2f(b.maximum - maximum);
+    return {maximum, a.total * x + b.total * y,
+            {a.out.x * x + b.out.x * y, a.out.y * x + b.out.y * y, a.out.z * x + b.out.z * y, a.out.w * x + b.out.w * y}};
+}
+
+// y [T, Q_HEADS, D], as in output.cuh. Block (unit of 128 columns, row); its warps take the splits in turns.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_join(const float* __restrict__ sums, const float2* __restrict__ stats, void* __restrict__ y,
                    const u64* table, u32 state, u32 rows) {
+    __shared__ Share shares[WARPS - 1][WARP];
     allow_successor();
     const u32* words = session_memory<u32>(table, state);
-    const u32 lane = threadIdx.x % WARP, unit = blockIdx.x * 4 + threadIdx.x / WARP, row = blockIdx.y;
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, unit = blockIdx.x, row = blockIdx.y;
     const u32 column = unit * 128 + 4 * lane;
     wait_for_predecessor();
     const u32 splits = split_range(words[STATE_POSITION], rows, 0).splits;
-    float maximum = LOWEST, total = 0.0f;
-    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    Share all = {LOWEST, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
     if (column < X_K) {
-#pragma unroll 8
-        for (u32 split = 0; split < splits; split++) {
+#pragma unroll 4
+        for (u32 split = warp; split < splits; split += WARPS) {
             const u64 at = u64(split) * rows + row;
             const float2 part = stats[at * Q_HEADS + column / D];
-            const float4 sum = *(const float4*)(sums + at * X_K + column);
-            const float updated = fmaxf(maximum, part.x), old = exp2f(maximum - updated), now = exp2f(part.x - updated);
-            maximum = updated;
-            total = total * old + part.y * now;
-            out.x = out.x * old + sum.x * now, out.y = out.y * old + sum.y * now;
-            out.z = out.z * old + sum.z * now, out.w = out.w * old + sum.w * now;
+            all = join(all, {part.x, part.y, *(const float4*)(sums + at * X_K + column)});
         }
-        out.x /= total, out.y /= total, out.z /= total, out.w /= total;
     }
+    if (warp > 0) shares[warp - 1][lane] = all;
+    __syncthreads();
+    if (warp > 0) return;
+#pragma unroll
+    for (int i = 0; i < WARPS - 1; i++) all = join(all, shares[i][lane]);
+    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (column < X_K) out = {all.out.x / all.total, all.out.y / all.total, all.out.z / all.total, all.out.w / all.total};
     write_activations(y, unit, row, out, lane);
 }

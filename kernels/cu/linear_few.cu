@@ -13,11 +13,10 @@
 // Work. A warp takes whole tiles of 16 rows, over the columns of its block's split (blockIdx.y), and
 // streams each tile's units; no warp waits for another except for x. With BULK each warp has a ring
 // of STAGES stages of STAGE_UNITS units that the bulk copy engine fills, the first ones before the
-// predecessor has ended, and asks for L2_AHEAD further bytes to come into L2; else the next unit is
-// loaded into registers.
+// predecessor has ended; else the next unit is loaded into registers.
 //
 // Instantiated by packed.cuh's and split.cuh's constants, N, SPLIT_INPUT, SPLITS, WARPS, EPILOGUE, and BULK, STAGES,
-// STAGE_UNITS, L2_AHEAD.
+// STAGE_UNITS.
 #include "gelu.cuh"
 #include "packed.cuh"
 #include "split.cuh"
@@ -279,9 +278,6 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes,
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void bulk_prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 #endif
 
 // A warp's way through its units: tile by tile, along the columns of the split.
@@ -291,7 +287,7 @@ struct Walk {
 
 // x: float32 [T, K], or split as in split.cuh (SPLIT_INPUT); y [SPLITS, T, N] partial sums, or with an epilogue [T, N] (GEGLU: [T, N / 2],
 // rows 8 of gate and 8 of up in turns); cap of SOFTCAP.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BULK ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BULK || X_ROWS == 8 ? 1 : 2)
     linear_few(const u8* __restrict__ weight, const void* __restrict__ x, float* __restrict__ y, u32 rows, float cap) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -315,13 +311,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BULK ? 1 : 2)
         for (u32 slot = 0; slot < STAGES; slot++) barrier_init(&barriers[warp][slot]);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (u32 slot = 0; slot < STAGES; slot++) request(slot);
-        Walk far = ahead;
-        for (int left = L2_AHEAD; left > 0 && far.tile < TILES;) {
-            const u32 bytes = lesser(u32(left), (last - far.unit) * UNIT_BYTES) / 16 * 16;
-            bulk_prefetch(weight + unit_at(far.tile, far.unit), bytes);
-            left -= greater(bytes, 16u);
-            far = {far.tile + tile_step, first};
-        }
     }
     __syncwarp();
 #endif

@@ -41,7 +41,7 @@ impl AttentionFew {
         sms: u32,
     ) -> Self {
         let mut attention = Self { q_heads, kv_heads, d, rows, window, splits: 1, output };
-        let filling = (2 * sms).div_ceil(kv_heads.max(1)).clamp(1, 64);
+        let filling = sms.div_ceil(kv_heads.max(1)).clamp(1, 64);
         let blocks =
             window.map_or(u32::MAX, |window| (window + rows - 1).div_ceil(attention.keys()));
         attention.splits = filling.min(blocks);
@@ -133,7 +133,7 @@ impl AttentionFew {
             defines: self.defines(),
             symbol: "attention_join",
             grid: [
-                Extent::Fixed((self.q_heads * self.d).div_ceil(512)),
+                Extent::Fixed((self.q_heads * self.d).div_ceil(128)),
                 Extent::Rows { per: 1, times: 1 },
                 Extent::Fixed(1),
             ],

@@ -23,8 +23,6 @@ pub struct Ring {
     pub stages: u32,
     /// Units of a stage.
     pub stage_units: u32,
-    /// Bytes beyond the ring that are asked to come into L2 before the predecessor has ended.
-    pub l2_ahead: u32,
 }
 
 /// `y[T, n] = x[T, k] · Wᵀ` for a packed weight and `1 <= T <= rows`.
@@ -77,12 +75,17 @@ impl LinearFew {
         let bulk = arch == Arch::Sm90a;
         let room = if bulk { BULK_SHARED } else { PORTABLE_SHARED };
         let most_splits = if epilogue == Epilogue::Partial { MOST_SPLITS } else { 1 };
-        // Registers: 65536 for a block of 32 threads a warp.
-        let most_warps = if rows <= 2 { 24 } else { 16 };
-        for parts in [2, 1] {
+        // Fewer warps do not keep the schedulers busy; more have too few registers.
+        let warps = match (bulk, rows) {
+            (false, _) => [8..=8, 8..=8],
+            (true, 1 | 2) => [14..=24, 8..=13],
+            (true, _) => [14..=16, 8..=13],
+        };
+        for (parts, warps) in [2, 1].into_iter().flat_map(|parts| warps.clone().map(|w| (parts, w)))
+        {
             let mut best: Option<(f64, Self)> = None;
             for splits in 1..=most_splits.min(weight.units()) {
-                for warps in if bulk { 8..=most_warps } else { 8..=8 } {
+                for warps in warps.clone() {
                     let mut candidate = Self {
                         weight,
                         rows,
@@ -118,6 +121,16 @@ impl LinearFew {
         })
     }
 
+    /// The same product in `splits` splits and blocks of `warps` warps, for tuning; `None` if that
+    /// leaves no room for a ring.
+    pub fn cut(self, splits: u32, warps: u32) -> Option<Self> {
+        let cut = Self { splits, warps, ..self };
+        match self.ring {
+            Some(_) => Some(Self { ring: Some(cut.largest_ring(BULK_SHARED)?), ..cut }),
+            None => Some(cut),
+        }
+    }
+
     /// Time in bytes at the pace of a multiprocessor's share of memory: what the busiest one reads,
     /// or the latency of the units that a warp walks one after another if that is longer; and what
     /// the partial sums cost the block that adds them.
@@ -145,7 +158,7 @@ impl LinearFew {
         let room = room.checked_sub(self.activation_bytes() + 1024)? / self.warps;
         let stage_units = if self.weight.unit_bytes() < 2048 { 2 } else { 1 };
         let stages = (room / (self.weight.unit_bytes() * stage_units)).min(8);
-        (stages >= 2).then_some(Ring { stages, stage_units, l2_ahead: 0 })
+        (stages >= 2).then_some(Ring { stages, stage_units })
     }
 
     /// The layout of `x` that the kernel multiplies.
@@ -202,7 +215,7 @@ impl LinearFew {
             Epilogue::Geglu => "1",
             Epilogue::SoftCap => "2",
         };
-        let ring = self.ring.unwrap_or(Ring { stages: 1, stage_units: 1, l2_ahead: 0 });
+        let ring = self.ring.unwrap_or(Ring { stages: 1, stage_units: 1 });
         let mut defines = self.weight.defines();
         defines.extend(self.split().defines());
         defines.extend([
@@ -214,7 +227,6 @@ impl LinearFew {
             ("BULK", u32::from(self.ring.is_some()).to_string()),
             ("STAGES", ring.stages.to_string()),
             ("STAGE_UNITS", ring.stage_units.to_string()),
-            ("L2_AHEAD", ring.l2_ahead.to_string()),
         ]);
         let weight = self.weight.bytes();
         let outputs = u64::from(self.weight.n) * 4 * u64::from(self.splits);
@@ -225,7 +237,7 @@ impl LinearFew {
             symbol: "linear_few",
             grid: [
                 Extent::Sms {
-                    times: if self.ring.is_some() { 1 } else { 2 },
+                    times: if self.ring.is_some() || self.rows == 8 { 1 } else { 2 },
                     share: self.splits,
                     limit: self.weight.tiles().div_ceil(self.warps),
                 },

@@ -264,7 +264,7 @@ fn geglu(arch: Arch) -> Case {
     })
 }
 
-pub fn cases(arch: Arch) -> Vec<Case> {
+pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     let mut cases = vec![geglu(arch)];
     for (h, splits, rows, scalar, weight) in [
         (5376, 3, 1, true, DType::BF16),

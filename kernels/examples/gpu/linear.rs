@@ -294,7 +294,7 @@ fn embed(name: &str, encoding: Encoding, arch: Arch) -> Case {
     })
 }
 
-pub fn cases(arch: Arch) -> Vec<Case> {
+pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, encoding) in encodings(640) {
         cases.push(product(name, encoding, 100, 640, 1, 1, arch));

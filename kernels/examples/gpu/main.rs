@@ -97,7 +97,7 @@ fn main() {
         ["compile", directory] => compile(Path::new(directory)),
         ["check", directory] => check(Path::new(directory), ""),
         ["check", directory, filter] => check(Path::new(directory), filter),
-        ["bench", directory, ref what @ ..] => bench::run(Path::new(directory), what),
+        ["bench", directory] => bench::run(Path::new(directory)),
         _ => println!("usage: gpu compile|check|bench DIR"),
     }
 }
