@@ -64,7 +64,7 @@ impl Output {
     /// Why rows of `k` columns can't be left so, if they can't.
     pub(crate) fn refuses(&self, k: u32) -> Option<String> {
         match self {
-            _ if k % 4 != 0 => Some(format!("{k} columns, no multiple of 4")),
+            _ if !k.is_multiple_of(4) => Some(format!("{k} columns, no multiple of 4")),
             Output::Split(split) if split.k != k => {
                 Some(format!("{k} columns for a product of {}", split.k))
             }

@@ -41,7 +41,7 @@ impl AttentionFew {
         sms: u32,
     ) -> Self {
         let mut attention = Self { q_heads, kv_heads, d, rows, window, splits: 1, output };
-        let filling = sms.div_ceil(kv_heads.max(1)).clamp(1, 64);
+        let filling = (2 * sms).div_ceil(kv_heads.max(1)).clamp(1, 64);
         let blocks =
             window.map_or(u32::MAX, |window| (window + rows - 1).div_ceil(attention.keys()));
         attention.splits = filling.min(blocks);
@@ -80,7 +80,7 @@ impl AttentionFew {
                 self.d
             ));
         }
-        if self.kv_heads == 0 || self.q_heads % self.kv_heads != 0 {
+        if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) {
             return unsupported(format!("{} query heads over {}", self.q_heads, self.kv_heads));
         }
         if !(1..=8).contains(&self.rows) || self.splits == 0 || self.window == Some(0) {

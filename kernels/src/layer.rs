@@ -30,7 +30,7 @@ pub struct AddNorm {
 impl AddNorm {
     /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
-        if self.h == 0 || self.h % 4 != 0 || self.h > 16384 {
+        if self.h == 0 || !self.h.is_multiple_of(4) || self.h > 16384 {
             let reason = format!("{} columns: a multiple of 4 up to 16384 is needed", self.h);
             return Err(Unsupported { kernel: "add_norm", reason });
         }
@@ -101,7 +101,7 @@ impl Rope {
     /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
         let unsupported = |reason: String| Err(Unsupported { kernel: "rope", reason });
-        if self.d == 0 || self.d % 2 != 0 || self.d > 512 {
+        if self.d == 0 || !self.d.is_multiple_of(2) || self.d > 512 {
             return unsupported(format!("heads of {} columns: even and at most 512 work", self.d));
         }
         if self.frequencies.is_empty() || self.frequencies.len() > (self.d / 2) as usize {
@@ -161,7 +161,7 @@ impl Geglu {
     /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
         let unsupported = |reason: String| Err(Unsupported { kernel: "geglu", reason });
-        if self.width == 0 || self.width % 8 != 0 {
+        if self.width == 0 || !self.width.is_multiple_of(8) {
             return unsupported(format!("{} columns: a multiple of 8 is needed", self.width));
         }
         if let Some(reason) = self.output.refuses(self.width) {

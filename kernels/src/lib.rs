@@ -8,8 +8,8 @@
 //! launches the result needs only [`Kernel`]'s launch half and never sees a compiler.
 //!
 //! Conventions of all kernels:
-//! - the residual stream, norms' outputs, projections' outputs and sums are float32;
-//!   K and V are bfloat16;
+//! - the residual stream, projections' outputs and sums are float32; what a product reads is
+//!   float32 or already cut into the integers that it multiplies ([`Split`]); K and V are bfloat16;
 //! - sums that several blocks share are written as partial sums and added in a fixed order, so
 //!   equal input gives equal output;
 //! - a position is read from device memory, where it is the index of the call's first row;

@@ -121,16 +121,6 @@ impl LinearFew {
         })
     }
 
-    /// The same product in `splits` splits and blocks of `warps` warps, for tuning; `None` if that
-    /// leaves no room for a ring.
-    pub fn cut(self, splits: u32, warps: u32) -> Option<Self> {
-        let cut = Self { splits, warps, ..self };
-        match self.ring {
-            Some(_) => Some(Self { ring: Some(cut.largest_ring(BULK_SHARED)?), ..cut }),
-            None => Some(cut),
-        }
-    }
-
     /// Time in bytes at the pace of a multiprocessor's share of memory: what the busiest one reads,
     /// or the latency of the units that a warp walks one after another if that is longer; and what
     /// the partial sums cost the block that adds them.
@@ -204,7 +194,7 @@ impl LinearFew {
         if self.splits > 1 && self.epilogue != Epilogue::Partial {
             return unsupported(format!("{:?} with {} splits", self.epilogue, self.splits));
         }
-        if self.epilogue == Epilogue::Geglu && self.weight.n % 16 != 0 {
+        if self.epilogue == Epilogue::Geglu && !self.weight.n.is_multiple_of(16) {
             return unsupported(format!(
                 "gate and up of {} rows, no multiple of 8",
                 self.weight.n / 2
