@@ -13,14 +13,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused.
-    #[error("cannot {action} `{}`: {source}{}", .path.display(), advice(.source))]
+    #[error("cannot {action} `{}`: {cause}{}", .path.display(), advice(.cause))]
     Io {
         /// What was tried, as a verb.
         action: &'static str,
         /// On which file or directory.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The checkpoint is not one that can be used.
     #[error("`{}` {refusal}", .path.display())]
@@ -123,7 +123,7 @@ impl Error {
     /// Adds the file and what was tried to an error of the system, for `map_err`.
     pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_owned();
-        move |source| Self::Io { action, path, source }
+        move |cause| Self::Io { action, path, cause }
     }
 
     /// The exit code that a command ends with.

@@ -2,7 +2,7 @@
 //!
 //! [`checkpoint`] reads it, [`quantize`] turns weights into codes, [`export`] writes the files.
 //! [`model`] is Gemma 4, written once against [`trace::Tensor`]; [`methods`] traces it, and
-//! [`reference`] runs it with candle.
+//! [`mod@reference`] runs it with candle.
 
 pub mod checkpoint;
 pub mod export;

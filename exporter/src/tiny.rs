@@ -65,7 +65,7 @@ pub fn test(output_dir: Option<&Path>, monitor: &Monitor) -> Result<Report> {
     let program = LoadedProgram::open(&exported.program, &exported.data, &|_, _| {})?;
     let program = Arc::new(program);
     let config = Config::parse(TINY_CONFIG)?;
-    let reference = reference(&config, &program, CHUNK)?;
+    let reference = reference(&config, &program, TOKENS)?;
     let tokens: Vec<u32> = (0..TOKENS).map(|i| (i * 37 + 11) % config.vocab_size).collect();
     let expected =
         reference.run(&tokens, 0)?.logits.to_vec2::<f32>().map_err(crate::trace::Error::from)?;

@@ -21,6 +21,7 @@
 //! # }
 //! ```
 
+pub mod cli;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
@@ -28,9 +29,12 @@ pub mod memory;
 pub mod program;
 pub mod sampler;
 pub mod session;
+pub mod text;
 
+mod choice;
 mod error;
 
+pub use choice::DeviceChoice;
 pub use device::{Device, DeviceSession};
 pub use error::{Error, ExitClass, Result};
 pub use program::{LoadedProgram, ProgramFile, WeightFile};

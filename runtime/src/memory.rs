@@ -13,15 +13,21 @@ pub fn peak_resident() -> Option<u64> {
 }
 
 /// Bytes that can be allocated without swapping, as far as the system tells: what the machine
-/// has available, or what is left of the limit of this process's control group.
+/// has available, or what is left of the limit of this process's control group. Cached files,
+/// mapped weights among them, count as available.
 pub fn available() -> Option<u64> {
     let machine = kib_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
-    let number = |name| {
-        fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok()
-    };
-    let group = number("memory.max")
-        .and_then(|limit| Some(limit.saturating_sub(number("memory.current")?)));
-    Some(group.map_or(machine, |left| left.min(machine)))
+    Some(left_of_group().map_or(machine, |left| left.min(machine)))
+}
+
+fn left_of_group() -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let cached = read("memory.stat")?
+        .lines()
+        .find_map(|line| line.strip_prefix("file ")?.trim().parse::<u64>().ok())?;
+    let used = number("memory.current")?.saturating_sub(cached);
+    Some(number("memory.max")?.saturating_sub(used))
 }
 
 /// Fails if the system says that it has less than `need` bytes.

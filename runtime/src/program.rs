@@ -38,11 +38,11 @@ impl ProgramFile {
             Some(word) if bytes.starts_with(&pte::MAGIC) => u64::from_le_bytes(word),
             _ => 0,
         };
-        if said > 64 && length > said {
-            return Err(fail(FormatError::Trailing { extra: length - said }));
-        }
         read(&mut file, path, said.saturating_sub(64), &mut bytes)?;
         let loaded = pte::decode(&bytes).map_err(fail)?;
+        if length > said {
+            return Err(fail(FormatError::Trailing { extra: length - said }));
+        }
         Ok(Self { path: path.to_owned(), loaded })
     }
 

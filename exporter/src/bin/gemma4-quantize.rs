@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use gemma4_exporter::checkpoint::Checkpoint;
+use gemma4_exporter::model::Config;
 use gemma4_exporter::output::{Interrupt, Monitor, Pending, persist_all};
 use gemma4_exporter::quantize::{Existing, Recipe, json, table, write_bundle};
 
@@ -78,6 +79,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         .build()
         .context("cannot start the threads")?;
     let checkpoint = Checkpoint::open(model_dir)?;
+    // Refuses what could not be exported afterwards.
+    Config::parse(checkpoint.config_json()).map_err(gemma4_exporter::Error::from)?;
     // Created first, so that a place that can't be written is known before the work.
     let report = report.map(Pending::create).transpose()?;
     let existing = if overwrite { Existing::Replace } else { Existing::Refuse };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -30,10 +31,11 @@ struct Index {
 /// Recognises what is no checkpoint directory.
 pub(super) fn recognise(path: &Path) -> Result<()> {
     let refused = |refusal: Refusal| Err(refusal.at(path));
-    if !path.exists() {
-        return refused(Refusal::Absent);
-    }
-    if !path.is_dir() {
+    let metadata = match fs::metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return refused(Refusal::Absent),
+        metadata => metadata.map_err(Error::io("open", path))?,
+    };
+    if !metadata.is_dir() {
         let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
         return refused(if gguf { Refusal::Gguf } else { Refusal::File });
     }

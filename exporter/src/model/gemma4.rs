@@ -141,6 +141,9 @@ impl Attention {
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         let kv_width = num_key_value_heads * head_dim;
         let projection = |name: &str, n: u32, k: u32| store.at(name).weight("weight", &[n, k]);
+        // In the order of use, which is the order of weights in the file.
+        let q_proj = projection("q_proj", heads * head_dim, hidden)?;
+        let k_proj = projection("k_proj", kv_width, hidden)?;
         let v_proj = match values_from_keys {
             true => None,
             false => Some(projection("v_proj", kv_width, hidden)?),
@@ -153,8 +156,8 @@ impl Attention {
             store.buffer(name, [rows, Dim::Fixed(num_key_value_heads), Dim::Fixed(head_dim)])
         };
         Ok(Self {
-            q_proj: projection("q_proj", heads * head_dim, hidden)?,
-            k_proj: projection("k_proj", kv_width, hidden)?,
+            q_proj,
+            k_proj,
             v_proj,
             o_proj: projection("o_proj", hidden, heads * head_dim)?,
             q_norm: RmsNorm::new(head_dim, config.rms_norm_eps, &store.at("q_norm"))?,

@@ -17,16 +17,21 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Of equally many values, before and after.
-    pub fn between(values: &[f32], decoded: &[f32]) -> Self {
-        let mut loss = Self::default();
-        for (value, decoded) in values.iter().zip(decoded) {
-            let error = value - decoded;
-            loss.signal += f64::from(*value) * f64::from(*value);
-            loss.noise += f64::from(error) * f64::from(error);
-            loss.max_error = loss.max_error.max(error.abs());
+    /// Of a group of values and their codes: a code decodes to `(code − zero) · scale`.
+    pub fn of_codes(values: &[f32], codes: &[u8], zero: f32, scale: f32) -> Self {
+        // Eight sums at a time, so that the compiler can use vectors.
+        let (mut signal, mut noise, mut worst) = ([0f32; 8], [0f32; 8], [0f32; 8]);
+        for (values, codes) in values.chunks(8).zip(codes.chunks(8)) {
+            for (at, (value, code)) in values.iter().zip(codes).enumerate() {
+                let error = (value - (f32::from(*code) - zero) * scale).abs();
+                signal[at] += value * value;
+                noise[at] += error * error;
+                worst[at] = if error > worst[at] { error } else { worst[at] };
+            }
         }
-        loss
+        let sum = |sums: [f32; 8]| sums.into_iter().map(f64::from).sum();
+        let max_error = worst.into_iter().fold(0.0, f32::max);
+        Self { signal: sum(signal), noise: sum(noise), max_error }
     }
 
     /// Joins the losses of two sets of values.

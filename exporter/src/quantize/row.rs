@@ -1,6 +1,6 @@
 //! Quantizes rows of a weight into the bytes of its parts.
 
-use gemma4_format::encoding::{QuantizedBytes, ZeroType, decode_row};
+use gemma4_format::encoding::ZeroType;
 use gemma4_format::{DType, Encoding, Offset};
 use half::{bf16, f16};
 
@@ -12,7 +12,6 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub(crate) struct RowQuantizer {
     tensor: String,
-    encoding: Encoding,
     bits: u8,
     group: usize,
     scale: DType,
@@ -24,7 +23,6 @@ pub(crate) struct RowQuantizer {
 #[derive(Debug)]
 pub(crate) struct Scratch {
     values: Vec<f32>,
-    decoded: Vec<f32>,
     codes: Vec<u8>,
 }
 
@@ -57,11 +55,11 @@ impl RowQuantizer {
             return Err(refuse("min-max has zero points, not minimums"));
         }
         let (tensor, group, k) = (tensor.to_owned(), group as usize, k as usize);
-        Ok(Self { tensor, encoding, bits, group, scale, offset, k })
+        Ok(Self { tensor, bits, group, scale, offset, k })
     }
 
     pub(crate) fn scratch(&self) -> Scratch {
-        Scratch { values: vec![0.0; self.k], decoded: vec![0.0; self.k], codes: vec![0; self.k] }
+        Scratch { values: vec![0.0; self.k], codes: vec![0; self.k] }
     }
 
     /// Quantizes one row: `source` has its `K` numbers in `dtype`, `parts` the bytes of this row
@@ -77,13 +75,13 @@ impl RowQuantizer {
         parts: &mut [&mut [u8]],
         scratch: &mut Scratch,
     ) -> Result<Loss> {
-        let Scratch { values, decoded, codes } = scratch;
-        for (at, value) in values.iter_mut().enumerate() {
-            *value = dtype.read(source, at);
-        }
-        if let Some(column) = values.iter().position(|value| !value.is_finite()) {
+        let Scratch { values, codes } = scratch;
+        decode_dense(dtype, source, values);
+        if values.iter().fold(false, |bad, value| bad | !value.is_finite()) {
+            let column = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
             return Err(self.refuse(format!("row {row}, column {column} is {}", values[column])));
         }
+        let mut loss = Loss::default();
         let symmetric = self.offset == Offset::Symmetric;
         let groups = values.chunks_exact(self.group).zip(codes.chunks_exact_mut(self.group));
         // Two zero points may share a byte, of which both halves are set with `|=`.
@@ -94,6 +92,7 @@ impl RowQuantizer {
                 return Err(self.refuse(format!("row {row} has numbers too large for a scale")));
             }
             min_max::encode(values, self.bits, parameters, self.scale, codes);
+            loss.add(&Loss::of_codes(values, codes, parameters.zero, parameters.scale));
             write_float(self.scale, parts[1], at, parameters.scale);
             if let Offset::Zero(zero) = self.offset {
                 write_zero(zero, parts[2], at, parameters.zero);
@@ -106,15 +105,23 @@ impl RowQuantizer {
                 *byte = pair[0] | pair.get(1).copied().unwrap_or(0) << 4;
             }
         }
-        let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-        if let Some(bytes) = QuantizedBytes::from_parts(self.encoding, &parts) {
-            decode_row(self.encoding, bytes, 0, decoded);
-        }
-        Ok(Loss::between(values, decoded))
+        Ok(loss)
     }
 
     fn refuse(&self, why: String) -> Error {
         Error::Quantize { tensor: self.tensor.clone(), why }
+    }
+}
+
+fn decode_dense(dtype: DType, bytes: &[u8], values: &mut [f32]) {
+    if dtype == DType::BF16 {
+        for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+            *value = bf16::from_le_bytes(*bytes).to_f32();
+        }
+    } else {
+        for (at, value) in values.iter_mut().enumerate() {
+            *value = dtype.read(bytes, at);
+        }
     }
 }
 

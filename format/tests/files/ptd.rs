@@ -94,3 +94,12 @@ fn header_flips_never_pass_the_digest() {
         bytes[bit / 8] ^= 1 << (bit % 8);
     }
 }
+
+#[test]
+fn a_tensor_as_long_as_the_address_space_is_refused() {
+    let json =
+        format!(r#"{{"a":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, u64::MAX - 20);
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json.into_bytes());
+    assert!(parse(&bytes).is_err());
+}

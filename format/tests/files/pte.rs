@@ -77,14 +77,15 @@ fn other_kinds_of_files_are_recognised() {
 /// Files whose checksums are right and whose contents are hostile: what a forger would write.
 #[test]
 fn forged_programs_are_refused() {
-    let forge = |change: &dyn Fn(&mut gemma4_format::Program)| {
+    type Change<'a> = &'a dyn Fn(&mut gemma4_format::Program);
+    let forge = |change: Change<'_>| {
         let mut program = common::program();
         change(&mut program);
         let mut pte = common::pte();
         pte.program = program;
         pte::encode(&pte).expect_err("accepted a forged program").to_string()
     };
-    let cases: [(&dyn Fn(&mut gemma4_format::Program), &str); 16] = [
+    let cases: [(Change<'_>, &str); 16] = [
         (&|p| p.methods[0].nodes[0].args[1] = Operand::Weight(99), "does not exist"),
         (&|p| p.methods[0].nodes[3].args[0] = Operand::Value(99), "does not exist"),
         (&|p| p.methods[0].nodes[3].args[0] = Operand::Value(9), "does not exist"),

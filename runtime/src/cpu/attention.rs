@@ -130,3 +130,78 @@ fn dot<A: Arithmetic>(a: &[f32], b: &[f32]) -> f32 {
     }
     total(sums)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, step: f32) -> Vec<f32> {
+        (0..count).map(|i| (i as f32 * step).sin()).collect()
+    }
+
+    /// Softmax in float64 over the keys that the definition names.
+    fn reference(shape: Shape, q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f64> {
+        let Shape { heads, groups, width, .. } = shape;
+        let ring = keys.len() / groups / width;
+        let mut out = Vec::new();
+        for (at, q) in q.chunks(width).enumerate() {
+            let (p, group) = (shape.position + at / heads, at % heads / (heads / groups));
+            let seen = (0..=p).filter(|j| shape.window.is_none_or(|w| p - j < w as usize));
+            let row = |j: usize| (j % ring * groups + group) * width;
+            let mut sums = vec![0.0; width];
+            let mut total = 0.0;
+            for j in seen {
+                let dot = |(a, b): (&f32, &f32)| f64::from(*a) * f64::from(*b);
+                let score = q.iter().zip(&keys[row(j)..]).map(dot).sum::<f64>();
+                let weight = (score * f64::from(shape.scale)).exp();
+                total += weight;
+                for (sum, v) in sums.iter_mut().zip(&values[row(j)..]) {
+                    *sum += weight * f64::from(*v);
+                }
+            }
+            out.extend(sums.iter().map(|x| x / total));
+        }
+        out
+    }
+
+    #[test]
+    fn agrees_with_float64_in_every_shape() {
+        for (heads, groups, width, position, rows, window, ring) in [
+            (1, 1, 2, 0, 1, None, 4),
+            (4, 2, 20, 0, 9, None, 16),
+            (4, 1, 16, 200, 3, None, 300),
+            (2, 2, 256, 1000, 5, Some(100), 105),
+            (8, 1, 512, 70, 2, None, 72),
+            (2, 1, 16, 5, 4, Some(1), 4),
+            (2, 1, 16, 129, 4, Some(64), 67),
+            (2, 1, 16, 129, 4, Some(65), 68),
+        ] {
+            let shape = Shape { heads, groups, width, position, window, scale: 0.25 };
+            let q = numbers(rows * heads * width, 0.37);
+            let keys = numbers(ring * groups * width, 0.11);
+            let values = numbers(ring * groups * width, 0.73);
+            let wanted = reference(shape, &q, &keys, &values);
+            for isa in Isa::all() {
+                let mut out = vec![f32::NAN; q.len()];
+                attention(isa, shape, &q, &keys, &values, &mut out);
+                for (found, wanted) in out.iter().zip(&wanted) {
+                    assert!((f64::from(*found) - wanted).abs() < 3e-6, "{shape:?} {isa:?}");
+                }
+            }
+        }
+    }
+
+    /// Scores far beyond what `exp` of a float32 can hold.
+    #[test]
+    fn large_scores_do_not_overflow() {
+        let shape =
+            Shape { heads: 1, groups: 1, width: 16, position: 199, window: None, scale: 500.0 };
+        let (q, mut keys, values) = (vec![1.0; 16], numbers(3200, 0.01), numbers(3200, 0.2));
+        keys[123 * 16..124 * 16].fill(2.0);
+        let mut out = vec![0.0; 16];
+        attention(Isa::detect(), shape, &q, &keys, &values, &mut out);
+        for (found, wanted) in out.iter().zip(&values[123 * 16..]) {
+            assert_eq!(found, wanted);
+        }
+    }
+}

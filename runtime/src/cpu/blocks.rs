@@ -453,3 +453,22 @@ impl<const BITS: usize, const MINIMUM: bool> Blocks for CodeRow<'_, BITS, MINIMU
         numbers
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_float16_and_bfloat16_is_converted_exactly() {
+        for bits in 0..=u16::MAX {
+            let bytes = bits.to_le_bytes();
+            for (found, wanted) in [
+                (from_f16(bytes), half::f16::from_bits(bits).to_f32()),
+                (from_bf16(bytes), half::bf16::from_bits(bits).to_f32()),
+            ] {
+                let same = found.to_bits() == wanted.to_bits();
+                assert!(same || (found.is_nan() && wanted.is_nan()), "{bits:#x}");
+            }
+        }
+    }
+}

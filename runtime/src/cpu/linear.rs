@@ -147,21 +147,23 @@ fn one_row<A: Arithmetic, R: Rows>(source: R, job: Job<'_>) {
     let Job { matrix, first, x, out, .. } = job;
     let blocks = matrix.blocks();
     let x = [FloatRow::new(x)];
-    // At least one number, so that there is a chunk for each row.
-    let size = matrix.scratch().max(1);
+    let size = matrix.scratch();
     let mut scratch = vec![0.0; SIDE * size];
-    for (at, out) in out.chunks_mut(SIDE).enumerate() {
-        let first = first + at * SIDE;
-        let mut pieces = scratch.chunks_exact_mut(size);
-        let mut row = |n: usize| source.row(first + n, pieces.next().unwrap_or_default());
-        if let [a, b, c, d] = out {
-            let rows = [row(0), row(1), row(2), row(3)];
-            [[*a, *b, *c, *d]] = tile::<A, _, 1, SIDE>(rows, x, blocks);
-        } else {
-            for (n, out) in out.iter_mut().enumerate() {
-                [[*out]] = tile::<A, _, 1, 1>([row(n)], x, blocks);
-            }
-        }
+    let mut n = first;
+    let (sides, rest) = out.as_chunks_mut::<SIDE>();
+    for out in sides {
+        // Written out because closures would not be compiled for the instruction set.
+        let (a, scratch) = scratch.split_at_mut(size);
+        let (b, scratch) = scratch.split_at_mut(size);
+        let (c, d) = scratch.split_at_mut(size);
+        let rows =
+            [source.row(n, a), source.row(n + 1, b), source.row(n + 2, c), source.row(n + 3, d)];
+        [*out] = tile::<A, _, 1, SIDE>(rows, x, blocks);
+        n += SIDE;
+    }
+    for out in rest {
+        [[*out]] = tile::<A, _, 1, 1>([source.row(n, &mut scratch[..size])], x, blocks);
+        n += 1;
     }
 }
 

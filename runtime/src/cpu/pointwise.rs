@@ -82,3 +82,45 @@ fn mean_of_squares(x: &[f32]) -> f32 {
     }
     (sums.iter().sum::<f64>() / x.len() as f64) as f32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gelu_agrees_with_float64() {
+        for i in -4000..4000 {
+            let x = i as f32 / 300.0;
+            let wide = f64::from(x);
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            let wanted = wide / 2.0 * (1.0 + (root * (wide + 0.044715 * wide.powi(3))).tanh());
+            assert!((f64::from(gelu_tanh(x)) - wanted).abs() < 1e-6 * wide.abs().max(1.0), "{x}");
+        }
+    }
+
+    #[test]
+    fn a_norm_is_accurate_beside_one_huge_number() {
+        let mut x: Vec<f32> = (0..5376).map(|i| (i as f32).sin()).collect();
+        x[17] = 1e5;
+        let mut out = vec![0.0; 2 * x.len()];
+        let rows = [&x[..], &x[..]].concat();
+        rms_norm(&rows, x.len(), 1e-6, None, &mut out);
+        let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 5376.0;
+        for (out, x) in out.iter().zip(&rows) {
+            let wanted = f64::from(*x) / (mean + 1e-6).sqrt();
+            assert!((f64::from(*out) - wanted).abs() <= 2e-7 * wanted.abs());
+        }
+    }
+
+    #[test]
+    fn pieces_cover_everything_once() {
+        for (rows, width) in [(1, 1), (7, 3), (1, 20_000), (40_000, 1), (999, 77)] {
+            let mut out = vec![0.0; rows * width];
+            pieces(&mut out, width, |first, piece| {
+                assert!(first % width == 0 && piece.len() % width == 0);
+                piece.iter_mut().enumerate().for_each(|(i, x)| *x += (first + i) as f32);
+            });
+            assert!(out.iter().enumerate().all(|(i, x)| *x == i as f32));
+        }
+    }
+}

@@ -119,3 +119,69 @@ fn turns(kind: Kind, position: u32, rows: usize) -> Result<Vec<(f32, f32)>> {
     }
     Ok(turns)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rotate(kind: Kind, position: u32, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![f32::NAN; x.len()];
+        Tables::default().rotate(kind, position, x, 1, &mut out).expect("small");
+        out
+    }
+
+    /// A quarter of the pairs rotates, but pairs stand half a head apart and exponents are those
+    /// of the whole head.
+    #[test]
+    fn a_partial_rotation_leaves_the_other_pairs_alone() {
+        let kind = Kind { base: 1e6, factor: 1.0, rotated: 64, width: 512 };
+        for one in [0, 5, 63, 64, 255, 256, 319, 320, 511] {
+            let mut x = vec![0.0; 512];
+            x[one] = 1.0;
+            for position in [1, 2047, 131_071] {
+                let out = rotate(kind, position, &x);
+                let pair = one % 256;
+                let rotates = pair < 64;
+                for (i, out) in out.iter().enumerate() {
+                    if i % 256 != pair || (!rotates && i != one) {
+                        assert_eq!(*out, 0.0, "dim {i} from {one}");
+                    }
+                }
+                let frequency = 1e6f64.powf(-2.0 * pair as f64 / 512.0);
+                let angle = if rotates { f64::from(position) * frequency } else { 0.0 };
+                // The angle is float32, so a far position is that much less exact.
+                let exact = 2e-7 * (1.0 + angle);
+                assert!((f64::from(out[one]) - angle.cos()).abs() < exact);
+            }
+        }
+    }
+
+    #[test]
+    fn positions_add_up_and_frequencies_are_divided() {
+        let x: Vec<f32> = (0..16).map(|i| (i as f32).sin()).collect();
+        let kind = Kind { base: 100.0, factor: 1.0, rotated: 8, width: 16 };
+        let slow = Kind { factor: 8.0, ..kind };
+        let (twice, once) = (rotate(kind, 3, &rotate(kind, 4, &x)), rotate(slow, 56, &x));
+        for (a, b) in twice.iter().zip(once) {
+            assert!((a - b).abs() < 1e-5, "{a} and {b}");
+        }
+    }
+
+    #[test]
+    fn tables_follow_the_call() {
+        let mut tables = Tables::default();
+        let x: Vec<f32> = (0..32).map(|i| (i as f32).cos()).collect();
+        for (position, rows) in [(0, 2), (0, 1), (9, 2), (0, 2)] {
+            for base in [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 10.0] {
+                let kind = Kind { base, factor: 1.0, rotated: 8, width: 16 };
+                let mut out = vec![0.0; 16 * rows];
+                let x = &x[..16 * rows];
+                tables.rotate(kind, position, x, 1, &mut out).expect("small");
+                for (row, out) in out.chunks(16).enumerate() {
+                    let alone = rotate(kind, position + row as u32, &x[16 * row..][..16]);
+                    assert_eq!(out, alone);
+                }
+            }
+        }
+    }
+}

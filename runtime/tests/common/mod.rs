@@ -177,6 +177,8 @@ impl Model {
             program: self.program.clone(),
             tokenizer: b"{}".to_vec(),
             chat_template: "{{ messages }}".to_owned(),
+            plans: Vec::new(),
+            modules: Vec::new(),
         };
         let directory = tempfile::tempdir().expect("a temporary directory");
         let files = Files {
