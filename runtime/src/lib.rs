@@ -1,6 +1,6 @@
 //! Loads an exported program and runs it on a device.
 //!
-//! A program comes from [`LoadedProgram::open`], goes onto a device ([`cpu::Cpu`] is one) and is
+//! A program comes from [`LoadedProgram::open`], goes onto a device ([`cpu::Cpu`], [`cuda::Cuda`]) and is
 //! run by [`Session`]s. Nothing here knows a model: what is computed stands in the program.
 //!
 //! ```no_run
@@ -23,6 +23,7 @@
 
 pub mod cli;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod memory;
 pub mod program;

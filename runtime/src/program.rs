@@ -3,11 +3,12 @@
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use gemma4_format::plan::Plan;
 use gemma4_format::ptd::Header;
 use gemma4_format::{Digest, Error as FormatError, Program, Weight, WeightId, pte};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 use rayon::prelude::*;
 
 use crate::{Error, Result};
@@ -65,6 +66,16 @@ impl ProgramFile {
         &self.loaded.pte.chat_template
     }
 
+    /// Verified plans, one for each GPU architecture.
+    pub fn plans(&self) -> &[Plan] {
+        &self.loaded.pte.plans
+    }
+
+    /// Machine code that the plans refer to by index.
+    pub fn modules(&self) -> &[Vec<u8>] {
+        &self.loaded.pte.modules
+    }
+
     /// Names this program and its weights.
     pub fn id(&self) -> &Digest {
         &self.loaded.id
@@ -111,6 +122,14 @@ impl WeightFile {
         Ok(Self { path: path.to_owned(), map, ranges, pads: header.pads().to_vec() })
     }
 
+    /// Stands in for a data file where there is none.
+    fn none() -> Result<Self> {
+        let path = PathBuf::new();
+        let empty = MmapMut::map_anon(1).and_then(MmapMut::make_read_only);
+        let map = empty.map_err(|e| Error::io("map", &path, e))?;
+        Ok(Self { path, map, ranges: Vec::new(), pads: Vec::new() })
+    }
+
     /// Where it was read from.
     pub fn path(&self) -> &Path {
         &self.path
@@ -119,7 +138,7 @@ impl WeightFile {
     /// The stored tensors of a weight, in the order of [`gemma4_format::Encoding::parts`].
     ///
     /// # Panics
-    /// If the program has no such weight.
+    /// If the program has no such weight, or was opened without its data file.
     pub fn parts(&self, weight: WeightId) -> Vec<&[u8]> {
         self.ranges[weight as usize].iter().map(|range| self.bytes(*range)).collect()
     }
@@ -179,6 +198,8 @@ impl WeightFile {
 pub struct LoadedProgram {
     file: ProgramFile,
     weights: WeightFile,
+    has_weights: bool,
+    verified: AtomicBool,
 }
 
 impl LoadedProgram {
@@ -193,12 +214,26 @@ impl LoadedProgram {
     pub fn map(pte: &Path, ptd: &Path) -> Result<Self> {
         let file = ProgramFile::open(pte)?;
         let weights = WeightFile::map(ptd, file.program())?;
-        Ok(Self { file, weights })
+        Ok(Self { file, weights, has_weights: true, verified: AtomicBool::new(false) })
+    }
+
+    /// Opens a program whose weights will not be asked for, to measure it with random ones.
+    pub fn without_weights(pte: &Path) -> Result<Self> {
+        let file = ProgramFile::open(pte)?;
+        let weights = WeightFile::none()?;
+        Ok(Self { file, weights, has_weights: false, verified: AtomicBool::new(false) })
     }
 
     /// Checks every weight against its digest.
     pub fn verify_data(&self, progress: Progress<'_>) -> Result<()> {
-        self.weights.verify(self.file.program(), progress)
+        self.weights.verify(self.file.program(), progress)?;
+        self.verified.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether [`LoadedProgram::verify_data`] has found every weight as it should be.
+    pub fn is_verified(&self) -> bool {
+        self.verified.load(Ordering::Relaxed)
     }
 
     /// The program.
@@ -206,12 +241,17 @@ impl LoadedProgram {
         self.file.program()
     }
 
-    /// The `.pte`: tokenizer, template, id.
+    /// The `.pte`: tokenizer, template, plans, id.
     pub fn file(&self) -> &ProgramFile {
         &self.file
     }
 
-    /// The `.ptd`.
+    /// Whether it was opened with its data file.
+    pub fn has_weights(&self) -> bool {
+        self.has_weights
+    }
+
+    /// The `.ptd`; without any weight if it was opened without.
     pub fn weights(&self) -> &WeightFile {
         &self.weights
     }

@@ -49,6 +49,9 @@ impl Cpu {
     }
 
     fn build(program: Arc<LoadedProgram>, threads: usize, isa: Isa) -> Result<Self> {
+        if !program.has_weights() {
+            return Err(Error::Device("the CPU needs the program's data file".to_owned()));
+        }
         let threads = ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("cpu-{i}"))
