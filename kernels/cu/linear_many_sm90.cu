@@ -110,52 +110,49 @@ __device__ __forceinline__ void produce(Ring ring, Schedule schedule, const bf16
     }
 }
 
-// Dequantizes a step; the results are in registers before anything that follows in program order.
-__device__ __forceinline__ void dequantize(unsigned (&a)[4][4], const WeightStep& w) {
+__device__ __forceinline__ void release(const Ring& ring, unsigned stage, unsigned lane) {
+    if (lane < CLUSTER) barrier_arrive_at(ring.empty + stage * 8, lane);
+}
+
+// One step of 64 columns: each fragment is dequantized while the tensor cores work on the one before it.
+// `weights` then holds step `reload`. Leaves one product unfinished; releases the stage of the step before.
+__device__ __forceinline__ void multiply_step(float (&sum)[BLOCK_TOKENS / 2], unsigned (&a)[4][4], WeightStep& weights,
+                                              Ring& ring, const PackedWeight& weight, unsigned row_block, unsigned reload,
+                                              bool first, unsigned lane) {
     StepFactors factors;
-    prepare(factors, w);
-#pragma unroll
-    for (int j = 0; j < 4; j++) fragment(a[j], w, factors, j);
-#pragma unroll
-    for (int j = 0; j < 4; j++) asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
-}
-
-__device__ __forceinline__ void multiply(float (&sum)[BLOCK_TOKENS / 2], const unsigned (&a)[4][4], const Ring& ring,
-                                         bool accumulate) {
-    barrier_wait(ring.full_barrier(), ring.phase);
+    prepare(factors, weights);
     const unsigned long long tokens = operand_descriptor(ring.tokens());
-    wgmma_fence();
+    fragment(a[0], weights, factors, 0);
+    barrier_wait(ring.full_barrier(), ring.phase);
 #pragma unroll
-    for (int j = 0; j < 4; j++) wgmma_tokens(sum, a[j], tokens + j * 2, accumulate || j > 0);
-    wgmma_commit();
-}
-
-__device__ __forceinline__ void finish(Ring& ring, unsigned lane) {
-    wgmma_wait<0>();
-    if (lane < CLUSTER) barrier_arrive_at(ring.empty_barrier(), lane);
+    for (int j = 0; j < 4; j++) {
+        if (j > 0) fragment(a[j], weights, factors, j);
+        if (j == 3) load_step(weights, weight, row_block, reload, lane);
+        wgmma_fence();
+        wgmma_tokens(sum, a[j], tokens + j * 2, !first || j > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (j == 0 && !first) release(ring, ring.stage == 0 ? STAGES - 1 : ring.stage - 1, lane);
+    }
     ring.advance();
 }
 
-__device__ __forceinline__ void multiply_segment(float (&sum)[BLOCK_TOKENS / 2], Ring& ring, const PackedWeight& weight,
-                                                 unsigned row_block, const Segment& segment, unsigned lane) {
-    const unsigned final = segment.last - 1;
-    WeightStep loaded;
-    unsigned even[4][4], odd[4][4];
-    load_step(loaded, weight, row_block, segment.first, lane);
-    dequantize(even, loaded);
-    load_step(loaded, weight, row_block, min(segment.first + 1, final), lane);
-    for (unsigned step = segment.first;; step += 2) {
-        multiply(sum, even, ring, step > segment.first);
-        dequantize(odd, loaded);
-        load_step(loaded, weight, row_block, min(step + 2, final), lane);
-        finish(ring, lane);
-        if (step == final) break;
-        multiply(sum, odd, ring, true);
-        dequantize(even, loaded);
-        load_step(loaded, weight, row_block, min(step + 3, final), lane);
-        finish(ring, lane);
-        if (step + 1 == final) break;
+// Where a warp's weights of a segment lie.
+struct Rows {
+    unsigned block, first, final;
+};
+
+__device__ __forceinline__ void multiply_segment(float (&sum)[BLOCK_TOKENS / 2], WeightStep (&weights)[2], Ring& ring,
+                                                 const PackedWeight& weight, const Rows& rows, unsigned lane) {
+    unsigned a[4][4];
+    for (unsigned step = rows.first;; step += 2) {
+        multiply_step(sum, a, weights[0], ring, weight, rows.block, min(step + 2, rows.final), step == rows.first, lane);
+        if (step == rows.final) break;
+        multiply_step(sum, a, weights[1], ring, weight, rows.block, min(step + 3, rows.final), false, lane);
+        if (step + 1 == rows.final) break;
     }
+    wgmma_wait<0>();
+    release(ring, ring.stage == 0 ? STAGES - 1 : ring.stage - 1, lane);
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
 }
@@ -283,19 +280,25 @@ linear_many(void* __restrict__ y, const bf16_bits* __restrict__ x, const uint4* 
         const unsigned lane = threadIdx.x % 32;
         const unsigned staging = shared_address(shared) + threadIdx.x / 128 * OUTPUT_BYTES;
         Segment segment;
-        while (schedule.next(segment)) {
-            const unsigned feature = (segment.tile / token_tiles * CLUSTER + rank) * BLOCK_FEATURES;
-            const unsigned token0 = segment.tile % token_tiles * BLOCK_TOKENS;
+        WeightStep weights[2];
+        bool more = schedule.next(segment);
+        while (more) {
+            const Segment now = segment;
+            const unsigned feature = (now.tile / token_tiles * CLUSTER + rank) * BLOCK_FEATURES;
+            const unsigned token0 = now.tile % token_tiles * BLOCK_TOKENS;
             // Row blocks past the last read that one again; their sums are not stored.
-            const unsigned row_block = min(feature / 16 + threadIdx.x / 32, row_blocks - 1);
+            const Rows at = {min(feature / 16 + threadIdx.x / 32, row_blocks - 1), now.first, now.last - 1};
+            load_step(weights[0], weight, at.block, at.first, lane);
+            load_step(weights[1], weight, at.block, min(at.first + 1, at.final), lane);
             float sum[BLOCK_TOKENS / 2];
-            multiply_segment(sum, ring, weight, row_block, segment, lane);
-            if (segment.first != 0) {
+            multiply_segment(sum, weights, ring, weight, at, lane);
+            more = schedule.next(segment);
+            if (now.first != 0) {
                 send(sum, partials, ready);
                 continue;
             }
-            if (segment.last != weight.steps) {
-                const unsigned helpers = schedule.helpers(segment);
+            if (now.last != weight.steps) {
+                const unsigned helpers = schedule.helpers(now);
                 for (unsigned i = 1; i <= helpers; i++) receive(sum, partials, ready, blockIdx.x + i * CLUSTER);
             }
             store(sum, y, staging, feature + threadIdx.x / 128 * 64, token0, rows, features, panel_rows);
