@@ -33,7 +33,9 @@ pub enum Error {
     #[error(
         "format version {major}.{minor} is not supported (this build reads {}.0 to {}.{}); \
          use a matching version of gemma4, or export again",
-        crate::pte::MAJOR, crate::pte::MAJOR, crate::pte::MINOR
+        crate::pte::MAJOR,
+        crate::pte::MAJOR,
+        crate::pte::MINOR
     )]
     Version {
         /// Major version found.

@@ -1,1 +1,25 @@
-//! placeholder
+//! GPU kernels: CUDA C++ templates under `cu/`, a contract for each, and their ahead-of-time
+//! compilation.
+//!
+//! A kernel is a struct of instantiation constants (`K`, `head_dim`, `group`, ...). Its `kernel`
+//! method either returns a [`Kernel`] (plain data: what to compile, how to launch it, what it
+//! moves) or an [`Unsupported`] that says why these constants have none. [`compile`] turns a
+//! [`Kernel`] into machine code for an [`Arch`] with NVRTC; no GPU is needed for that, and whoever
+//! launches the result needs only [`Kernel`]'s launch half and never sees a compiler.
+//!
+//! Conventions of all kernels:
+//! - the residual stream, norms' outputs, projections' outputs and sums are float32;
+//!   K and V are bfloat16;
+//! - sums that several blocks share are written as partial sums and added in a fixed order, so
+//!   equal input gives equal output;
+//! - a position is read from device memory, where it is the index of the call's first row;
+//!   the slot of position `p` in a buffer of `R` rows is `p % R`;
+//! - a window of `W` keeps keys with `0 <= q - k < W`.
+
+pub mod compile;
+
+mod arch;
+mod contract;
+
+pub use arch::Arch;
+pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};

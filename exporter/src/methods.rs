@@ -1,0 +1,57 @@
+//! Traces the methods of a program from the model.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use gemma4_format::{Buffer, Dim, Encoding, Fact, Method};
+
+use crate::model::{Config, Model};
+use crate::trace::{Result, Sampling, Store, Tables, Tape, Tensor, WeightSpec};
+
+/// Methods over the buffers and weights that they share.
+#[derive(Debug)]
+pub struct Traced {
+    /// `decode` and `prefill`.
+    pub methods: Vec<Method>,
+    /// Named once, used by both.
+    pub buffers: Vec<Buffer>,
+    /// Name, dims and encoding of each weight, in order of first use.
+    pub weights: Vec<(String, Vec<u32>, Encoding)>,
+}
+
+/// Traces `decode` (one token a call) and `prefill` (up to `max_chunk` tokens a call).
+///
+/// Reads no weight: `describe` tells dims and encoding by name.
+pub fn trace(
+    config: &Config,
+    max_chunk: u32,
+    describe: impl Fn(&str) -> Option<WeightSpec>,
+) -> Result<Traced> {
+    let tables = Rc::new(RefCell::new(Tables::default()));
+    let model = Model::new(config, max_chunk, &Store::traced(describe, Rc::clone(&tables)))?;
+    let methods =
+        vec![trace_method(&model, "decode", 1)?, trace_method(&model, "prefill", max_chunk)?];
+    drop(model);
+    let Tables { weights, buffers, .. } = tables.take();
+    Ok(Traced { methods, buffers, weights })
+}
+
+/// Both methods are the same lines; they differ in how many rows a call may have.
+fn trace_method(model: &Model, name: &str, max_rows: u32) -> Result<Method> {
+    let one = Dim::Fixed(1);
+    let (tape, [tokens, position, temperature, top_k, top_p, seed]) = Tape::start([
+        ("tokens", Fact::u32([Dim::Rows])),
+        ("position", Fact::u32([one])),
+        ("temperature", Fact::f32([one])),
+        ("top_k", Fact::u32([one])),
+        ("top_p", Fact::f32([one])),
+        ("seed", Fact::u32([Dim::Fixed(2)])),
+    ]);
+    let hidden = model.forward(&tokens, &position)?;
+    let logits = model.logits(&hidden.last_row()?)?;
+    let next = tokens.advance(&position)?;
+    let token = logits.sample(&next, &Sampling { temperature, top_k, top_p, seed })?;
+    let outputs: [(&str, &Tensor); 3] =
+        [("token", &token), ("position", &next), ("logits", &logits)];
+    Ok(tape.finish(name, max_rows, &outputs))
+}

@@ -1,0 +1,7 @@
+//! Gemma 4, written once against [`crate::trace::Tensor`].
+
+pub mod config;
+mod gemma4;
+
+pub use config::{Config, LayerConfig};
+pub use gemma4::Model;

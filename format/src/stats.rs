@@ -1,0 +1,115 @@
+//! What a program costs, computed from its types alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::dim::{Dim, Extents, Fact};
+use crate::op::Op;
+use crate::program::{Operand, Program, WeightId};
+
+/// Weights of one use and one encoding.
+#[derive(Clone, Debug)]
+pub struct WeightClass {
+    /// How the weights are used: `embedding`, `linear`, `norm`, … or several joined by `+`.
+    pub usage: String,
+    /// [`crate::Encoding::describe`].
+    pub encoding: String,
+    /// Number of weights.
+    pub tensors: u64,
+    /// Numbers that they hold.
+    pub elements: u64,
+    /// Stored bytes.
+    pub bytes: u64,
+}
+
+impl WeightClass {
+    /// Stored bits per number.
+    pub fn bits_per_weight(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.elements as f64
+    }
+}
+
+/// Groups the weights of a verified program by use and encoding.
+pub fn weight_classes(program: &Program) -> Vec<WeightClass> {
+    let mut uses: BTreeMap<WeightId, BTreeSet<&'static str>> = BTreeMap::new();
+    for node in program.methods.iter().flat_map(|m| &m.nodes) {
+        for arg in &node.args {
+            if let Operand::Weight(id) = arg {
+                uses.entry(*id).or_default().insert(usage(&node.op));
+            }
+        }
+    }
+    let mut classes: BTreeMap<(String, String), WeightClass> = BTreeMap::new();
+    for (id, weight) in program.weights.iter().enumerate() {
+        let usage = match uses.get(&(id as u32)) {
+            Some(names) => names.iter().copied().collect::<Vec<_>>().join("+"),
+            None => "unused".to_owned(),
+        };
+        let encoding = weight.encoding.describe();
+        let class = classes.entry((usage.clone(), encoding.clone())).or_insert(WeightClass {
+            usage,
+            encoding,
+            tensors: 0,
+            elements: 0,
+            bytes: 0,
+        });
+        class.tensors += 1;
+        class.elements += weight.dims.iter().map(|d| u64::from(*d)).product::<u64>();
+        class.bytes += weight.encoding.bytes(&weight.dims).unwrap_or(0);
+    }
+    classes.into_values().collect()
+}
+
+/// Bytes of weights that one decode step must read: every weight once, but of a table that is
+/// only gathered from, one row.
+pub fn weight_bytes_per_token(program: &Program) -> u64 {
+    let Some(decode) = program.method("decode") else { return 0 };
+    let mut whole = BTreeSet::new();
+    let mut rows = BTreeSet::new();
+    for node in &decode.nodes {
+        for arg in &node.args {
+            if let Operand::Weight(id) = arg {
+                if matches!(node.op, Op::Embed) {
+                    rows.insert(*id)
+                } else {
+                    whole.insert(*id)
+                };
+            }
+        }
+    }
+    let bytes = |id: &WeightId| {
+        let weight = &program.weights[*id as usize];
+        weight.encoding.bytes(&weight.dims).unwrap_or(0)
+    };
+    let row = |id: &WeightId| bytes(id) / u64::from(program.weights[*id as usize].dims[0]);
+    whole.iter().map(bytes).sum::<u64>() + rows.difference(&whole).map(row).sum::<u64>()
+}
+
+/// Elements of all buffers at a context length; a device multiplies with its element size.
+pub fn buffer_elements(program: &Program, context: u32) -> u64 {
+    let extents = Extents { rows: 1, context };
+    program
+        .buffers
+        .iter()
+        .map(|b| Fact::f32(b.dims.clone()).elements(extents).unwrap_or(u64::MAX))
+        .fold(0, u64::saturating_add)
+}
+
+/// Elements by which the buffers grow per token of context, once all rings are full.
+pub fn buffer_elements_per_token(program: &Program) -> u64 {
+    program
+        .buffers
+        .iter()
+        .filter(|b| matches!(b.dims.first(), Some(Dim::Context)))
+        .map(|b| b.dims[1..].iter().filter_map(|d| d.fixed()).map(u64::from).product::<u64>())
+        .sum()
+}
+
+fn usage(op: &Op) -> &'static str {
+    match op {
+        Op::Embed => "embedding",
+        Op::Linear => "linear",
+        Op::RmsNorm { .. } => "norm",
+        Op::ScaleByWeight => "scalar",
+        _ => "other",
+    }
+}
