@@ -1,222 +1,162 @@
-// From packed codes to bf16 fragments of a tensor-core product (A operand of m16n8k16, rows = features).
+// From a packed weight to bf16 fragments of a tensor-core product (A operand of m16n8k16, rows = features).
 //
-// Compile-time parameters: CODE_BITS (4, 8, or 16 for dense bf16), GROUP (codes that share a scale),
-// SCALE_TYPE and OFFSET_TYPE (below). Every weight is formed as the reference forms it: in float32
-// (or in bf16 where that is exact), and rounded to bf16 once.
-//
-// Packed layout: `codes` holds, for every 16 rows and 64 columns, 128 * CODE_BITS bytes as
-// [CODE_BITS / 4][32 lanes][16 bytes]; lane 4g+t holds rows g and g+8. `scales` and `offsets` hold
-// for every 16 rows and every group eight records (g = 0..7) of two values: row g, row g+8.
+// Instantiated by packed.cuh's constants. A step is 64 columns, half a unit. Every weight is formed in
+// float32 (or in bf16 where that is exact) and rounded to bf16 once. The fragments hold columns in
+// the order of panels.cuh.
 #pragma once
+#include "packed.cuh"
 #include "tensor_core.cuh"
 
-#define SCALE_BF16 0
-#define SCALE_F16 1
-#define SCALE_F32 2
-#define OFFSET_SYMMETRIC 0
-#define OFFSET_ZERO_NIBBLE 1
-#define OFFSET_ZERO_U8 2
-#define OFFSET_ZERO_BF16 3
-#define OFFSET_ZERO_F16 4
-#define OFFSET_MINIMUM_BF16 5
-#define OFFSET_MINIMUM_F16 6
-#define OFFSET_MINIMUM_F32 7
+constexpr int STEP_COLUMNS = 64;
+constexpr int STEPS = ceil_div(K, STEP_COLUMNS);
+constexpr int CODE_WORDS = BITS / 4;  // of 16 bytes: one lane's codes of a step
+constexpr int STEP_GROUPS = GROUPS == 0 ? 1 : GROUPS == 1 ? 1 : GROUPS / 2;
+constexpr int SCALE_STEP = STEP_GROUPS * 2 * type_size(SCALE);  // bytes of one lane's scales of a step
 
-constexpr int K_STEP = 64;
-constexpr int CODE_WORDS = CODE_BITS / 4;  // 16-byte words of one lane for 16 rows x 64 columns
-#if CODE_BITS == 16
-constexpr int STEP_GROUPS = 0;
-constexpr bool EXACT_IN_BF16 = false;
-#else
-constexpr int STEP_GROUPS = GROUP == 0 || GROUP >= K_STEP ? 1 : K_STEP / GROUP;  // groups that a step of 64 columns meets
-// A bf16 scale times a whole number below 2^8 is exact in float32, so one bf16 multiplication rounds alike.
-constexpr bool EXACT_IN_BF16 =
-    CODE_BITS == 4 && SCALE_TYPE == SCALE_BF16 && (OFFSET_TYPE == OFFSET_SYMMETRIC || OFFSET_TYPE == OFFSET_ZERO_NIBBLE);
-#endif
+// A scale of 8 bits times a whole number below 2^8 is exact in float32, so one bf16 product rounds alike.
+constexpr bool EXACT_IN_BF16 = BITS == 4 && GROUPS > 0 && SCALE == BF16 && (OFFSET == NO_OFFSET || OFFSET == NIBBLE_ZERO);
 
-#if SCALE_TYPE == SCALE_F32
-typedef float2 ScalePair;
-#else
-typedef unsigned ScalePair;
-#endif
-#if OFFSET_TYPE == OFFSET_ZERO_NIBBLE
-typedef unsigned char OffsetPair;
-#elif OFFSET_TYPE == OFFSET_ZERO_U8
-typedef unsigned short OffsetPair;
-#elif OFFSET_TYPE == OFFSET_MINIMUM_F32
-typedef float2 OffsetPair;
-#else
-typedef unsigned OffsetPair;
-#endif
-
-__device__ __forceinline__ float float_of_bf16(unsigned bits) { return __uint_as_float(bits << 16); }
-
-__device__ __forceinline__ float float_of_f16(unsigned bits) {
-    float out;
-    asm("{ .reg .b16 h; mov.b16 h, %1; cvt.f32.f16 %0, h; }" : "=f"(out) : "h"((unsigned short)bits));
-    return out;
-}
-
-__device__ __forceinline__ unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c) {
-    unsigned out;
+__device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 out;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
     return out;
 }
 
-// (a & mask) | bits in one instruction.
-__device__ __forceinline__ unsigned and_or(unsigned a, unsigned mask, unsigned bits) {
-    unsigned out;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(a), "r"(mask), "r"(bits));
-    return out;
-}
-
-__device__ __forceinline__ float scale_of(ScalePair pair, int half) {
-#if SCALE_TYPE == SCALE_F32
-    return half ? pair.y : pair.x;
-#elif SCALE_TYPE == SCALE_F16
-    return float_of_f16(pair >> (16 * half) & 0xFFFF);
-#else
-    return float_of_bf16(pair >> (16 * half) & 0xFFFF);
-#endif
-}
-
-__device__ __forceinline__ float offset_of(OffsetPair pair, int half) {
-#if OFFSET_TYPE == OFFSET_SYMMETRIC
-    return float(1 << (CODE_BITS - 1));
-#elif OFFSET_TYPE == OFFSET_ZERO_NIBBLE
-    return float(pair >> (4 * half) & 15);
-#elif OFFSET_TYPE == OFFSET_ZERO_U8
-    return float(pair >> (8 * half) & 255);
-#elif OFFSET_TYPE == OFFSET_MINIMUM_F32
-    return half ? pair.y : pair.x;
-#elif OFFSET_TYPE == OFFSET_ZERO_F16 || OFFSET_TYPE == OFFSET_MINIMUM_F16
-    return float_of_f16(pair >> (16 * half) & 0xFFFF);
-#else
-    return float_of_bf16(pair >> (16 * half) & 0xFFFF);
-#endif
-}
-
-// Where a packed matrix lies in memory.
-struct PackedWeight {
-    const uint4* codes;
-    const ScalePair* scales;
-    const OffsetPair* offsets;
-    unsigned steps;   // columns / 64, rounded up
-    unsigned groups;  // groups of a row: steps * STEP_GROUPS for groups up to 64, 1 for GROUP 0 (the whole row)
-};
-
-// One lane's codes, scales and offsets for 16 rows and 64 columns.
-struct WeightStep {
-    uint4 codes[CODE_WORDS];
-#if CODE_BITS != 16
-    ScalePair scales[STEP_GROUPS];
-    OffsetPair offsets[STEP_GROUPS];
-#endif
-};
-
-// Groups of a packed row of `columns` columns.
-__device__ __forceinline__ unsigned groups_of_row(unsigned columns) {
-#if CODE_BITS == 16 || GROUP == 0
-    return 1;
-#else
-    return GROUP <= K_STEP ? (columns + K_STEP - 1) / K_STEP * STEP_GROUPS : columns / GROUP;
-#endif
-}
-
-// Index of the first group of a step of 64 columns.
-__device__ __forceinline__ unsigned first_group(unsigned step) {
-#if CODE_BITS == 16 || GROUP == 0
-    return 0;
-#else
-    return GROUP <= K_STEP ? step * STEP_GROUPS : step * K_STEP / GROUP;
-#endif
-}
-
-__device__ __forceinline__ void load_step(WeightStep& to, const PackedWeight& w, unsigned row_block, unsigned step,
-                                          unsigned lane) {
-    const uint4* codes = w.codes + (size_t)(row_block * w.steps + step) * (CODE_WORDS * 32) + lane;
+// `bytes` bytes (1, 2, 4, 8 or 16) of read-only memory as words.
+template <int BYTES>
+__device__ __forceinline__ void load_bytes(u32* to, const u8* from) {
+    if constexpr (BYTES == 1) to[0] = __ldg(from);
+    else if constexpr (BYTES == 2) to[0] = __ldg((const u16*)from);
+    else if constexpr (BYTES == 4) to[0] = __ldg((const u32*)from);
+    else if constexpr (BYTES == 8) {
+        const uint2 v = __ldg((const uint2*)from);
+        to[0] = v.x, to[1] = v.y;
+    } else {
 #pragma unroll
-    for (int i = 0; i < CODE_WORDS; i++) to.codes[i] = __ldg(codes + i * 32);
-#if CODE_BITS != 16
-    size_t record = (size_t)(row_block * w.groups + first_group(step)) * 8 + lane / 4;
-#pragma unroll
-    for (int i = 0; i < STEP_GROUPS; i++) {
-        to.scales[i] = __ldg(w.scales + record + i * 8);
-        if (OFFSET_TYPE != OFFSET_SYMMETRIC) to.offsets[i] = __ldg(w.offsets + record + i * 8);
+        for (int i = 0; i < BYTES / 16; i++) {
+            const uint4 v = __ldg((const uint4*)from + i);
+            to[i * 4] = v.x, to[i * 4 + 1] = v.y, to[i * 4 + 2] = v.z, to[i * 4 + 3] = v.w;
+        }
     }
-#endif
+}
+
+constexpr int OFFSET_STEP = OFFSET == NO_OFFSET ? 0 : OFFSET == NIBBLE_ZERO ? STEP_GROUPS : STEP_GROUPS * 2 * type_size(OFFSET_TYPE);
+
+// Number `index` (row g and g + 8 of each group in turn) among one lane's scales or offsets of a step.
+template <int TYPE>
+__device__ __forceinline__ float step_number(const u32* words, int index) {
+    if constexpr (TYPE == F32) return __uint_as_float(words[index]);
+    else if constexpr (TYPE == F16) return f16_float(u16(words[index / 2] >> (index % 2 * 16)));
+    else return index % 2 ? bf16_high(words[index / 2]) : bf16_low(words[index / 2]);
+}
+
+// One lane's codes, scales and offsets of 16 rows and 64 columns.
+struct WeightStep {
+    u32 codes[CODE_WORDS * 4];
+    u32 scales[GROUPS > 0 ? (SCALE_STEP + 3) / 4 : 1];
+    u32 offsets[GROUPS > 0 && OFFSET_STEP > 0 ? (OFFSET_STEP + 3) / 4 : 1];
+};
+
+__device__ __forceinline__ void load_step(WeightStep& to, const u8* weight, u32 tile, u32 step, u32 lane) {
+    const u8* unit = weight + unit_at(tile, step / 2);
+    const u8* codes = unit + (step % 2) * (CODE_WORDS * 512);
+    if constexpr (BITS == 16) {
+        // Words of (row g, row g + 8): columns 4t, 4t+1 and 4t+2, 4t+3 of 16 lie in two neighbouring lanes.
+        codes += (lane / 4 * 4 + lane % 2 * 2) * 16 + lane % 4 / 2 * 8;
+#pragma unroll
+        for (int i = 0; i < CODE_WORDS; i++) {
+            load_bytes<8>(to.codes + i * 4, codes + i * 512);
+            load_bytes<8>(to.codes + i * 4 + 2, codes + i * 512 + 16);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < CODE_WORDS; i++) load_bytes<16>(to.codes + i * 4, codes + i * 512 + lane * 16);
+    }
+    if constexpr (GROUPS > 0) {
+        const u32 part = GROUPS == 1 ? 0 : step % 2;
+        load_bytes<SCALE_STEP>(to.scales, unit + SCALE_AT + (lane / 4 * (GROUPS / STEP_GROUPS) + part) * SCALE_STEP);
+        if constexpr (OFFSET != NO_OFFSET)
+            load_bytes<OFFSET_STEP>(to.offsets, unit + OFFSET_AT + (lane / 4 * (GROUPS / STEP_GROUPS) + part) * OFFSET_STEP);
+    }
 }
 
 // Scale and offset of one group and row in the form in which `fragment` uses them.
 struct GroupFactor {
     float scale, offset;
-    unsigned scale2, minus_zero2;  // both bf16 halves equal: scale, -(128 + zero)
+    u32 scale2, minus_zero2;  // both bf16 halves equal: scale, -(128 + zero)
 };
 
 struct StepFactors {
-    GroupFactor of[STEP_GROUPS > 0 ? STEP_GROUPS : 1][2];
+    GroupFactor of[STEP_GROUPS][2];
 };
 
-__device__ __forceinline__ void prepare(StepFactors& to, const WeightStep& w) {
-#if CODE_BITS != 16
+// The factors of whole rows, which hold for every step of a tile (GROUP 0).
+__device__ __forceinline__ void prepare_rows(StepFactors& to, const u8* weight, u32 n, u32 tile, u32 lane) {
+    if constexpr (BITS != 16 && GROUPS == 0) {
 #pragma unroll
-    for (int i = 0; i < STEP_GROUPS; i++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            GroupFactor& f = to.of[i][half];
-#if SCALE_TYPE == SCALE_BF16
-            if (EXACT_IN_BF16) {
-                f.scale2 = __byte_perm(w.scales[i], 0, half ? 0x3232 : 0x1010);
-                unsigned zero = OFFSET_TYPE == OFFSET_SYMMETRIC ? 8u : (unsigned)(w.offsets[i] >> (4 * half)) & 15u;
-                f.minus_zero2 = zero * 0x00010001u | 0xC300C300u;
-                continue;
-            }
-#endif
-            f.scale = scale_of(w.scales[i], half);
-            f.offset = offset_of(w.offsets[i], half);
+        for (int h = 0; h < 2; h++) {
+            const float2 pair = __ldg((const float2*)(weight + row_scales_at(n)) + tile * UNIT_ROWS + h * 8 + lane / 4);
+            to.of[0][h].scale = pair.x;
+            to.of[0][h].offset = BITS == 4 && OFFSET == NO_OFFSET ? 8.0f : pair.y;
         }
     }
-#endif
+}
+
+// The factors of a step, where scales belong to groups.
+__device__ __forceinline__ void prepare_step(StepFactors& to, const WeightStep& w) {
+    if constexpr (GROUPS > 0) {
+#pragma unroll
+        for (int i = 0; i < STEP_GROUPS * 2; i++) {
+            GroupFactor& f = to.of[i / 2][i % 2];
+            u32 zero = 8;
+            if constexpr (OFFSET == NIBBLE_ZERO) zero = w.offsets[i / 8] >> (i % 8 * 4) & 15;
+            if constexpr (EXACT_IN_BF16) {
+                f.scale2 = __byte_perm(w.scales[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
+                f.minus_zero2 = zero * 0x00010001u | 0xC300C300u;
+            } else {
+                f.scale = step_number<SCALE>(w.scales, i);
+                if constexpr (OFFSET == ZERO || OFFSET == MINIMUM) f.offset = step_number<OFFSET_TYPE>(w.offsets, i);
+                else f.offset = BITS == 8 ? 0.0f : float(zero);
+            }
+        }
+    }
 }
 
 __device__ __forceinline__ float weight_of(float code, const GroupFactor& f) {
-#if OFFSET_TYPE >= OFFSET_MINIMUM_BF16
-    return __fadd_rn(__fmul_rn(code, f.scale), f.offset);
-#else
-    return __fmul_rn(__fsub_rn(code, f.offset), f.scale);
-#endif
+    if constexpr (OFFSET == MINIMUM) return __fadd_rn(__fmul_rn(code, f.scale), f.offset);
+    else if constexpr (BITS == 8 && OFFSET == NO_OFFSET) return __fmul_rn(code, f.scale);
+    else return __fmul_rn(__fsub_rn(code, f.offset), f.scale);
 }
 
-// The A fragment of columns 16j .. 16j+15 of a step: a[0] row g, columns 2t, 2t+1; a[1] row g+8;
-// a[2] and a[3] the same rows, columns 2t+8, 2t+9.
-__device__ __forceinline__ void fragment(unsigned (&a)[4], const WeightStep& w, const StepFactors& factors, int j) {
-#if CODE_BITS == 16
-    a[0] = w.codes[j].x, a[1] = w.codes[j].y, a[2] = w.codes[j].z, a[3] = w.codes[j].w;
-#else
+// The A fragment of columns 16j .. 16j+15 of a step: a[0] row g, columns 4t, 4t+1; a[1] row g + 8;
+// a[2] and a[3] the same rows, columns 4t+2, 4t+3.
+__device__ __forceinline__ void fragment(u32 (&a)[4], const WeightStep& w, const StepFactors& factors, int j) {
+    if constexpr (BITS == 16) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int half = i & 1, upper = i >> 1;
-        const GroupFactor& f = factors.of[j * 16 / (K_STEP / STEP_GROUPS)][half];
-#if CODE_BITS == 4
-        const uint4& c = w.codes[0];
-        unsigned word = j < 2 ? (half ? c.y : c.x) : (half ? c.w : c.z);
-        // 0x4300 is 128 in bf16, where one unit in the last place is 1: the code becomes 128 + q.
-        unsigned magic = and_or(word >> ((j & 1) * 8 + upper * 4), 0x000F000Fu, 0x43004300u);
-        if (EXACT_IN_BF16) {
-            unsigned difference = fma_bf16x2(magic, 0x3F803F80u, f.minus_zero2);
-            a[i] = fma_bf16x2(difference, f.scale2, 0x80008000u);
-        } else {
-            unsigned code = fma_bf16x2(magic, 0x3F803F80u, 0xC300C300u);
-            a[i] = pack_bf16(weight_of(__uint_as_float(code << 16), f), weight_of(__uint_as_float(code & 0xFFFF0000u), f));
+        for (int i = 0; i < 4; i++) a[i] = w.codes[j * 4 + i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int h = i % 2, upper = i / 2;
+            const GroupFactor& f = factors.of[j * STEP_GROUPS / 4][h];
+            if constexpr (BITS == 4) {
+                const u32 codes = (h ? w.codes[j] >> 4 : w.codes[j]) & 0x0F0F0F0Fu;
+                // 0x43 makes 128 + q of a bf16's low byte: there one unit in the last place is 1.
+                const u32 magic = __byte_perm(codes, 0x43434343u, upper ? 0x4342 : 0x4140);
+                if constexpr (EXACT_IN_BF16) {
+                    const u32 difference = fma_bf16x2(magic, 0x3F803F80u, f.minus_zero2);
+                    a[i] = fma_bf16x2(difference, f.scale2, 0x80008000u);
+                } else {
+                    const u32 code = fma_bf16x2(magic, 0x3F803F80u, 0xC300C300u);
+                    a[i] = bf16_pair(weight_of(bf16_low(code), f), weight_of(bf16_high(code), f));
+                }
+            } else {
+                // 0x4B000000 is 2^23 in float32, where one unit in the last place is 1; codes are signed.
+                const u32 codes = w.codes[j / 2 * 4 + j % 2 * 2 + h] ^ 0x80808080u;
+                const float low = __uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7440 + upper * 2)) - 8388736.0f;
+                const float high = __uint_as_float(__byte_perm(codes, 0x4B000000u, 0x7441 + upper * 2)) - 8388736.0f;
+                a[i] = bf16_pair(weight_of(low, f), weight_of(high, f));
+            }
         }
-#else
-        const uint4& c = w.codes[j >> 1];
-        unsigned word = upper ? (half ? c.w : c.z) : (half ? c.y : c.x);
-        // 0x4B000000 is 2^23 in float32, where one unit in the last place is 1.
-        float low = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440 + (j & 1))) - 8388608.0f;
-        float high = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7442 + (j & 1))) - 8388608.0f;
-        a[i] = pack_bf16(weight_of(low, f), weight_of(high, f));
-#endif
     }
-#endif
 }

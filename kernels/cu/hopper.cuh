@@ -1,26 +1,27 @@
 // Building blocks of the Hopper kernels (sm_90a): barriers in shared memory, bulk copies, warpgroup products.
 #pragma once
+#include "common.cuh"
 
-__device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
 // Makes initialised barriers visible to the cluster and to the copy engine.
 __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-__device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // Arrives at the barrier that lies at the same offset in block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
         "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank)
         : "memory");
 }
 
-__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
         "@!done bra again; }" ::"r"(barrier), "r"(parity)
@@ -28,15 +29,15 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
 }
 
 // Copies `bytes` (a multiple of 16) to shared memory of this block and counts them at its barrier.
-__device__ __forceinline__ void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
 // As `copy_bulk`, to the same offsets in every block of the cluster that `blocks` has a bit for.
-__device__ __forceinline__ void copy_bulk_multicast(unsigned to, const void* from, unsigned bytes, unsigned barrier,
-                                                    unsigned short blocks) {
+__device__ __forceinline__ void copy_bulk_multicast(u32 to, const void* from, u32 bytes, u32 barrier,
+                                                    u16 blocks) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
             to),
@@ -44,8 +45,8 @@ __device__ __forceinline__ void copy_bulk_multicast(unsigned to, const void* fro
         : "memory");
 }
 
-__device__ __forceinline__ unsigned cluster_rank() {
-    unsigned rank;
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
@@ -55,7 +56,7 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // A barrier among `threads` threads of the block, told from others by `name` (1..15).
-__device__ __forceinline__ void named_barrier(unsigned name, unsigned threads) {
+__device__ __forceinline__ void named_barrier(u32 name, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
@@ -70,7 +71,7 @@ __device__ __forceinline__ void give_registers() {
 }
 
 // Four 8x8 matrices of 16-bit numbers, transposed on the way to shared memory; lane 8i+r gives the address of row r of matrix i.
-__device__ __forceinline__ void store_matrix_x4_transposed(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+__device__ __forceinline__ void store_matrix_x4_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");
@@ -87,6 +88,6 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Descriptor of a K-major operand in shared memory with rows of 128 bytes in the 128-byte swizzle
 // (swizzled_128 in tensor_core.cuh), eight rows to 1024 bytes. The tile starts on a multiple of 1024.
-__device__ __forceinline__ unsigned long long operand_descriptor(unsigned address) {
+__device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return (1ull << 62) | (64ull << 32) | (1ull << 16) | ((address & 0x3FFFF) >> 4);
 }

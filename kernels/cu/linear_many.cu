@@ -1,48 +1,38 @@
 // y[T, N] = x[T, K] W[N, K]^T for many rows, on mma.sync: the portable version (sm_80 and newer).
 //
 // A block computes BLOCK_TOKENS tokens of 128 features as y^T = W x^T: weights are dequantized in
-// registers into A fragments, tokens pass through a ring of shared-memory stages of 64 columns.
-// Grid: (token tiles, feature tiles), 256 threads: warps in 4 rows of 32 features and 2 columns of tokens.
+// registers into A fragments, tokens (panels.cuh) pass through a ring of shared-memory stages of 64
+// columns. Grid: (token tiles, feature tiles); 256 threads: warps in 4 rows of 32 features and 2
+// columns of tokens; dynamic shared memory 3 * BLOCK_TOKENS * 128 bytes.
 //
-// Parameters besides those of dequantize.cuh: BLOCK_TOKENS (32, 64 or 128), OUTPUT
-// (OUTPUT_BF16, OUTPUT_F32, or OUTPUT_GEGLU: rows of W alternate in eights of gate and up, and
-// y[T, N/2] = bf16(gelu_tanh(gate) * up)).
-#include "linear_output.cuh"
+// Instantiated by packed.cuh's constants, BLOCK_TOKENS (32, 64 or 128) and OUTPUT (linear_output.cuh).
 #include "dequantize.cuh"
+#include "linear_output.cuh"
 
 constexpr int BLOCK_FEATURES = 128;
 constexpr int STAGES = 3;
 constexpr int WARP_TOKENS = BLOCK_TOKENS / 2;
 constexpr int STAGE_BYTES = BLOCK_TOKENS * 128;
 
-__device__ __forceinline__ void load_tokens(unsigned stage, const bf16_bits* x, unsigned token0, unsigned rows,
-                                            unsigned columns, unsigned step) {
+// Rows past the panel's room are zeros.
+__device__ __forceinline__ void load_tokens(u32 stage, const u16* x, u32 token0, u32 panel_rows, u32 step) {
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS / 32; i++) {
-        unsigned row = i * 32 + threadIdx.x / 8, chunk = threadIdx.x % 8;
-        unsigned column = step * K_STEP + chunk * 8;
-        bool valid = token0 + row < rows && column < columns;
-        const bf16_bits* from = x + (valid ? (size_t)(token0 + row) * columns + column : 0);
-        copy_async_16(stage + swizzled_128(row, chunk), from, valid);
+        const u32 row = i * 32 + threadIdx.x / 8, chunk = threadIdx.x % 8;
+        const bool valid = token0 + row < panel_rows;
+        const u16* from = x + (valid ? (u64(step) * panel_rows + token0 + row) * PANEL_COLUMNS + chunk * 8 : 0);
+        copy_async_16(stage + row * 128 + chunk * 16, from, valid);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-linear_many(void* __restrict__ y, const bf16_bits* __restrict__ x, const uint4* __restrict__ codes,
-            const ScalePair* __restrict__ scales, const OffsetPair* __restrict__ offsets, unsigned rows, unsigned features,
-            unsigned columns) {
-    extern __shared__ __align__(1024) unsigned char shared[];
-    const unsigned ring = shared_address(shared);
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const unsigned token0 = blockIdx.x * BLOCK_TOKENS, warp_token = (warp & 1) * WARP_TOKENS;
-    const unsigned row_blocks = (features + 15) / 16;
-    const unsigned row_block = blockIdx.y * (BLOCK_FEATURES / 16) + (warp >> 1) * 2;
-    PackedWeight weight;
-    weight.codes = codes;
-    weight.scales = scales;
-    weight.offsets = offsets;
-    weight.steps = (columns + K_STEP - 1) / K_STEP;
-    weight.groups = groups_of_row(columns);
+    linear_many(void* y, const u16* x, const u8* weight, u32 rows, u32 features, u32 panel_rows) {
+    extern __shared__ __align__(1024) u8 shared[];
+    const u32 ring = shared_address(shared);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 token0 = blockIdx.x * BLOCK_TOKENS, warp_token = warp % 2 * WARP_TOKENS;
+    const u32 tiles = ceil_div(features, u32(UNIT_ROWS));
+    const u32 tile0 = blockIdx.y * (BLOCK_FEATURES / UNIT_ROWS) + warp / 2 * 2;
 
     float sum[2][WARP_TOKENS / 8][4];
 #pragma unroll
@@ -52,44 +42,45 @@ linear_many(void* __restrict__ y, const bf16_bits* __restrict__ x, const uint4* 
 #pragma unroll
             for (int i = 0; i < 4; i++) sum[m][n][i] = 0.0f;
 
-    // Blocks past the last row read the last one again; their sums are not stored.
-    const unsigned block[2] = {min(row_block, row_blocks - 1), min(row_block + 1, row_blocks - 1)};
+    // Tiles past the last read that one again; their sums are not stored.
+    const u32 tile[2] = {lesser(tile0, tiles - 1), lesser(tile0 + 1, tiles - 1)};
     WeightStep next[2];
-    load_step(next[0], weight, block[0], 0, lane);
-    load_step(next[1], weight, block[1], 0, lane);
-    wait_for_previous_kernel();
+    StepFactors factors[2];
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        load_step(next[m], weight, tile[m], 0, lane);
+        prepare_rows(factors[m], weight, features, tile[m], lane);
+    }
+    wait_for_predecessor();
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < weight.steps) load_tokens(ring + s * STAGE_BYTES, x, token0, rows, columns, s);
+        if (s < STEPS) load_tokens(ring + s * STAGE_BYTES, x, token0, panel_rows, s);
         copy_async_commit();
     }
-    // Row and chunk that this lane names to ldmatrix: matrices (tokens 0-7, k 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15).
-    const unsigned token_row = warp_token + (lane >> 4) * 8 + (lane & 7), half_chunk = lane >> 3 & 1;
-    unsigned stage = 0;
-    for (unsigned step = 0; step < weight.steps; step++) {
+    // What this lane names to ldmatrix: matrices (tokens 0-7, chunk 0), (0-7, 1), (8-15, 0), (8-15, 1).
+    const u32 token_row = warp_token + lane / 16 * 8 + lane % 8, half_chunk = lane / 8 % 2;
+    u32 stage = 0;
+    for (u32 step = 0; step < STEPS; step++) {
         copy_async_wait<STAGES - 2>();
         __syncthreads();
-        unsigned fill = stage == 0 ? STAGES - 1 : stage - 1;
-        if (step + STAGES - 1 < weight.steps)
-            load_tokens(ring + fill * STAGE_BYTES, x, token0, rows, columns, step + STAGES - 1);
+        const u32 fill = stage == 0 ? STAGES - 1 : stage - 1;
+        if (step + STAGES - 1 < STEPS) load_tokens(ring + fill * STAGE_BYTES, x, token0, panel_rows, step + STAGES - 1);
         copy_async_commit();
-        WeightStep now[2] = {next[0], next[1]};
-        if (step + 1 < weight.steps) {
-            load_step(next[0], weight, block[0], step + 1, lane);
-            load_step(next[1], weight, block[1], step + 1, lane);
-        }
-        StepFactors factors[2];
-        prepare(factors[0], now[0]);
-        prepare(factors[1], now[1]);
-        const unsigned tokens = ring + stage * STAGE_BYTES;
+        const WeightStep now[2] = {next[0], next[1]};
 #pragma unroll
-        for (int j = 0; j < K_STEP / 16; j++) {
-            unsigned a[2][4];
+        for (int m = 0; m < 2; m++) {
+            if (step + 1 < STEPS) load_step(next[m], weight, tile[m], step + 1, lane);
+            prepare_step(factors[m], now[m]);
+        }
+        const u32 tokens = ring + stage * STAGE_BYTES;
+#pragma unroll
+        for (int j = 0; j < STEP_COLUMNS / 16; j++) {
+            u32 a[2][4];
             fragment(a[0], now[0], factors[0], j);
             fragment(a[1], now[1], factors[1], j);
 #pragma unroll
             for (int n = 0; n < WARP_TOKENS / 16; n++) {
-                unsigned b[4];
+                u32 b[4];
                 load_matrix_x4(b, tokens + swizzled_128(token_row + n * 16, j * 2 + half_chunk));
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
@@ -101,35 +92,38 @@ linear_many(void* __restrict__ y, const bf16_bits* __restrict__ x, const uint4* 
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_async_wait<0>();
+    allow_successor();
 
-    const unsigned g = lane / 4, t = lane % 4;
+    const u32 g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-        const unsigned feature = (row_block + m) * 16;
+        const u32 feature = (tile0 + m) * UNIT_ROWS;
 #pragma unroll
         for (int n = 0; n < WARP_TOKENS / 8; n++) {
-            const unsigned token = token0 + warp_token + n * 8;
+            const u32 token = token0 + warp_token + n * 8;
             const float(&d)[4] = sum[m][n];
-#if OUTPUT == OUTPUT_F32
+            if constexpr (OUTPUT == ROWS_F32) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                unsigned row = token + 2 * t + (i & 1), column = feature + g + (i >> 1) * 8;
-                if (row < rows && column < features) ((float*)y)[(size_t)row * features + column] = d[i];
+                for (int i = 0; i < 4; i++) {
+                    const u32 row = token + 2 * t + i % 2, column = feature + g + i / 2 * 8;
+                    if (row < rows && column < features) ((float*)y)[u64(row) * features + column] = d[i];
+                }
+            } else {
+                // After the transposition lane 4g+t holds token g and features 2t, 2t+1.
+                const u32 row = token + g;
+                if constexpr (OUTPUT == PANELS_GEGLU) {
+                    // Columns that complete the last panel are zero.
+                    const u32 column = feature / 2 + 2 * t, width = features / 2;
+                    const u32 out = transpose_matrix(bf16_pair(geglu(d[0], d[2]), geglu(d[1], d[3])));
+                    if (row < rows && column < ceil_div(width, PANEL_COLUMNS) * PANEL_COLUMNS)
+                        *(u32*)((u16*)y + panel_at(row, column, panel_rows)) = column < width ? out : 0;
+                } else {
+                    const u32 low = transpose_matrix(bf16_pair(d[0], d[1])), high = transpose_matrix(bf16_pair(d[2], d[3]));
+                    u16* to = (u16*)y + u64(row) * features + feature + 2 * t;
+                    if (row < rows && feature < features) *(u32*)to = low;
+                    if (row < rows && feature + 8 < features) *(u32*)(to + 8) = high;
+                }
             }
-#else
-            // After the transposition lane 4g+t holds token g and features 2t, 2t+1.
-            const unsigned row = token + g;
-#if OUTPUT == OUTPUT_GEGLU
-            unsigned out = transpose_matrix(pack_bf16(geglu(d[0], d[2]), geglu(d[1], d[3])));
-            if (row < rows && feature < features)
-                *(unsigned*)((bf16_bits*)y + (size_t)row * (features / 2) + feature / 2 + 2 * t) = out;
-#else
-            unsigned low = transpose_matrix(pack_bf16(d[0], d[1])), high = transpose_matrix(pack_bf16(d[2], d[3]));
-            bf16_bits* to = (bf16_bits*)y + (size_t)row * features + feature + 2 * t;
-            if (row < rows && feature < features) *(unsigned*)to = low;
-            if (row < rows && feature + 8 < features) *(unsigned*)(to + 8) = high;
-#endif
-#endif
         }
     }
 }

@@ -1,10 +1,11 @@
 // The warpgroup product of linear_many_sm90.cu for every width of token tile.
 #pragma once
+#include "common.cuh"
 
 // d[64 x BLOCK_TOKENS] (+)= a[64 x 16] b[16 x BLOCK_TOKENS]: a from registers, b by descriptor;
 // starts from zero where `accumulate` is 0.
-__device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const unsigned (&a)[4], unsigned long long b,
-                                             unsigned accumulate) {
+__device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const u32 (&a)[4], u64 b,
+                                             bool accumulate) {
 #if BLOCK_TOKENS == 64
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
@@ -16,7 +17,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #elif BLOCK_TOKENS == 96
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %53, 0; "
@@ -31,7 +32,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
           "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #elif BLOCK_TOKENS == 128
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %69, 0; "
@@ -49,7 +50,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
           "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #elif BLOCK_TOKENS == 160
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %85, 0; "
@@ -70,7 +71,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
           "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
           "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #elif BLOCK_TOKENS == 192
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %101, 0; "
@@ -94,7 +95,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
           "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
           "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #elif BLOCK_TOKENS == 224
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %117, 0; "
@@ -121,7 +122,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
           "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
           "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #elif BLOCK_TOKENS == 256
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %133, 0; "
@@ -151,7 +152,7 @@ __device__ __forceinline__ void wgmma_tokens(float (&d)[BLOCK_TOKENS / 2], const
           "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
           "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(accumulate)));
 #else
 #error "BLOCK_TOKENS is 64, 96, 128, 160, 192, 224 or 256"
 #endif
