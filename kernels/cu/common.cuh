@@ -81,16 +81,16 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// Sum over a block of THREADS threads, returned to all. `scratch` holds one float per warp and may be
+// Sum over a block of BLOCK_THREADS threads, returned to all. `scratch` holds one float per warp and may be
 // used again after the next barrier of the caller.
-template <int THREADS>
+template <int BLOCK_THREADS>
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
     value = warp_sum(value);
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
     __syncthreads();
     float total = 0.0f;
 #pragma unroll
-    for (int warp = 0; warp < THREADS / int(WARP); warp++) total += scratch[warp];
+    for (int warp = 0; warp < BLOCK_THREADS / int(WARP); warp++) total += scratch[warp];
     return total;
 }
 

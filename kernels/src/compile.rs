@@ -14,7 +14,8 @@ pub use cubin::Resources;
 pub use nvrtc::Nvrtc;
 
 /// Files that a source may `#include` by name.
-const HEADERS: [Source; 1] = [source!("common.cuh")];
+const HEADERS: [Source; 4] =
+    [source!("common.cuh"), source!("gelu.cuh"), source!("packed.cuh"), source!("session.cuh")];
 
 /// Why a kernel could not be compiled.
 #[derive(Debug, Error)]

@@ -17,9 +17,18 @@
 //! - a window of `W` keeps keys with `0 <= q - k < W`.
 
 pub mod compile;
+pub mod session;
 
 mod arch;
+mod attention_few;
 mod contract;
+mod layer;
+mod linear_few;
+mod packed;
 
 pub use arch::Arch;
+pub use attention_few::AttentionFew;
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
+pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
+pub use linear_few::{Epilogue, LinearFew, Ring};
+pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};

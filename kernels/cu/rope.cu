@@ -1,0 +1,112 @@
+// From the merged product of q, k and v to rotated queries and the rows of K and V. A head per warp.
+//
+// Every head is normed over its own D columns (eps inside the mean), q and k are multiplied by their
+// norm's weight and rotated in the half-split form: columns i and i + D / 2 turn by
+// position * frequency[i] for i < ROTATED, the others stay. v has no weight and no rotation; where a
+// layer has no v (SHARED_KV), v is k's raw product.
+//
+// Instantiated by Q_HEADS, KV_HEADS, D, ROTATED, SHARED_KV, SPLITS, WEIGHT (type of the norms'
+// weights), FREQUENCIES (list of ROTATED float32 literals).
+#include "session.cuh"
+
+constexpr int HALF = D / 2;
+constexpr int PAIRS = ceil_div(HALF, int(WARP));  // of a lane
+constexpr int COLUMNS = (Q_HEADS + KV_HEADS * (SHARED_KV ? 1 : 2)) * D;
+
+__constant__ float frequency[ROTATED] = {FREQUENCIES};
+
+struct Turn {
+    float cosine, sine;
+};
+
+// Sine and cosine of a float32 angle of up to 2^20: reduced by multiples of pi / 2 in double, then
+// the polynomials of Cephes' sinf and cosf (S. Moshier) on [-pi/4, pi/4], error 1e-7.
+__device__ __forceinline__ Turn turn(float angle) {
+    const int quadrant = __float2int_rn(angle * 0.63661977f);
+    const float r = float(fma(double(quadrant), -1.5707963267948966, double(angle)));
+    const float s = r * r;
+    float sine = fmaf(fmaf(fmaf(-1.9515295891e-4f, s, 8.3321608736e-3f), s, -1.6666654611e-1f) * s, r, r);
+    float cosine = fmaf(fmaf(fmaf(2.443315711809948e-5f, s, -1.388731625493765e-3f), s, 4.166664568298827e-2f), s * s,
+                        fmaf(-0.5f, s, 1.0f));
+    if (quadrant & 1) {
+        const float other = sine;
+        sine = cosine;
+        cosine = -other;
+    }
+    return quadrant & 2 ? Turn{-cosine, -sine} : Turn{cosine, sine};
+}
+
+// The multiplier that norms a head; `v` holds pairs (i, i + HALF) of this lane.
+__device__ __forceinline__ float inverse_rms(const float (&v)[PAIRS][2], float eps) {
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) square += v[i][0] * v[i][0] + v[i][1] * v[i][1];
+    return rsqrtf(warp_sum(square) / D + eps);
+}
+
+// qkv [SPLITS, T, COLUMNS] float32; q [T, Q_HEADS, D] float32; K and V rows [ring, KV_HEADS, D] bfloat16
+// at table[keys] and table[values]. A stopped session's rows stay as they are.
+extern "C" __global__ void __launch_bounds__(128)
+    rope(const float* __restrict__ qkv, const void* __restrict__ q_weight, const void* __restrict__ k_weight,
+         float* __restrict__ q, const u64* table, u32 state, u32 keys, u32 values, u32 ring, u32 rows, float eps) {
+    const u32 lane = threadIdx.x % WARP, head = blockIdx.x * 4 + threadIdx.x / WARP, row = blockIdx.y;
+    allow_successor();
+    const u32* words = session_memory<u32>(table, state);
+    u16* key_rows = session_memory<u16>(table, keys);
+    u16* value_rows = session_memory<u16>(table, values);
+    const bool is_q = head < Q_HEADS, is_k = !is_q && head < Q_HEADS + KV_HEADS;
+    const auto column = [&](int i) { return lane + i * WARP; };
+    const auto inside = [&](int i) { return HALF % WARP == 0 || column(i) < HALF; };
+    float weight[PAIRS][2];
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        for (int h = 0; h < 2; h++)
+            weight[i][h] = inside(i) ? read_float<WEIGHT>(is_q ? q_weight : k_weight, column(i) + h * HALF) : 0.0f;
+    wait_for_predecessor();
+    if (head * D >= COLUMNS) return;
+
+    float raw[PAIRS][2];
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            raw[i][h] = 0.0f;
+            if (!inside(i)) continue;
+#pragma unroll
+            for (int split = 0; split < SPLITS; split++)
+                raw[i][h] += qkv[(u64(split) * rows + row) * COLUMNS + head * D + column(i) + h * HALF];
+        }
+    const float inverse = inverse_rms(raw, eps);
+    const u32 position = words[STATE_POSITION] + row;
+    const bool stopped = words[STATE_STOPPED] != 0;
+    const u64 slot = u64(position % ring) * (KV_HEADS * D);
+
+    if (!is_q && (!is_k || SHARED_KV) && !stopped) {
+        u16* out = value_rows + slot + (head - Q_HEADS) % KV_HEADS * D;
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++)
+            for (int h = 0; h < 2; h++)
+                if (inside(i)) out[column(i) + h * HALF] = bf16_round(raw[i][h] * inverse);
+    }
+    if (!is_q && !is_k) return;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        if (!inside(i)) continue;
+        float a = raw[i][0] * inverse * weight[i][0], b = raw[i][1] * inverse * weight[i][1];
+        if (column(i) < ROTATED) {
+            const Turn by = turn(float(position) * frequency[column(i)]);
+            const float rotated = a * by.cosine - b * by.sine;
+            b = b * by.cosine + a * by.sine;
+            a = rotated;
+        }
+        if (is_q) {
+            float* out = q + (u64(row) * Q_HEADS + head) * D + column(i);
+            out[0] = a;
+            out[HALF] = b;
+        } else if (!stopped) {
+            u16* out = key_rows + slot + (head - Q_HEADS) * D + column(i);
+            out[0] = bf16_round(a);
+            out[HALF] = bf16_round(b);
+        }
+    }
+}
