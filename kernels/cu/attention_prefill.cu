@@ -6,13 +6,15 @@
 // head's dims, and P passes between columns through shared memory. Blocks of keys that every query of
 // the block masks are skipped.
 //
-// q [rows, HEADS * D] bf16, rotated. keys, values [ring, KV_HEADS, D] bf16: position p lies in slot p % ring;
-// those of the rows of this call are already written. Row i has position *position + i and sees the keys at
-// 0 <= distance, and distance < WINDOW unless that is 0. y: panels.cuh, HEADS * D columns.
-// Grid: (HEADS, row tiles), the tiles with most keys first; 32 * ROW_WARPS * COLUMN_WARPS threads; dynamic
+// q [rows, Q_HEADS, D] float32, rotated. K and V rows [ring, KV_HEADS, D] bfloat16 at table[keys] and
+// table[values]: position p lies in slot p % ring; those of the rows of this call are already written.
+// Row i has the state's position + i and sees keys at a distance from 0 up to WINDOW - 1, or any distance
+// if WINDOW is 0. y: panels.cuh, Q_HEADS * D columns. Scores are multiplied by `scale`.
+// Grid: (Q_HEADS, row tiles), the tiles with most keys first; 32 * ROW_WARPS * COLUMN_WARPS threads; dynamic
 // shared memory MAXIMA_AT bytes, and a float for each query and column of warps if there are several.
 //
-// Instantiated by D, HEADS, KV_HEADS, WINDOW, ROW_TILES, ROW_WARPS, COLUMN_WARPS, BLOCK_KEYS.
+// Instantiated by D, Q_HEADS, KV_HEADS, WINDOW, ROW_TILES, ROW_WARPS, COLUMN_WARPS, BLOCK_KEYS.
+#include "session.cuh"
 #include "panels.cuh"
 #include "tensor_core.cuh"
 
@@ -56,32 +58,33 @@ struct Softmax {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_prefill(u16* y, const u16* q, const u16* keys, const u16* values, const u32* position, float scale, u32 ring,
-                      u32 rows, u32 panel_rows) {
+    attention_prefill(const float* q, const u64* table, u32 state, u32 keys, u32 values, u32 ring, u16* y, u32 rows,
+                      u32 panel_rows, float scale) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 base = shared_address(shared), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 row_warp = warp / COLUMN_WARPS, column_warp = warp % COLUMN_WARPS, g = lane / 4, t = lane % 4;
     const u32 head = blockIdx.x, tile = gridDim.y - 1 - blockIdx.y, row0 = tile * BLOCK_QUERIES;
     const u32 warp_row = row_warp * (16 * ROW_TILES);
+    allow_successor();
     wait_for_predecessor();
 
-    const u32 start = *position, last = start + rows - 1;
+    const u32 start = session_memory<u32>(table, state)[STATE_POSITION], last = start + rows - 1;
     const u32 first_query = start + row0, last_query = lesser(last, first_query + BLOCK_QUERIES - 1);
     const u32 first_key = WINDOW > 0 && first_query >= WINDOW ? first_query - WINDOW + 1 : 0;
-    const u16* head_keys = keys + head / (HEADS / KV_HEADS) * D;
-    const u16* head_values = values + head / (HEADS / KV_HEADS) * D;
+    const u16* head_keys = session_memory<u16>(table, keys) + head / (Q_HEADS / KV_HEADS) * D;
+    const u16* head_values = session_memory<u16>(table, values) + head / (Q_HEADS / KV_HEADS) * D;
 
-    for (u32 i = threadIdx.x; i < BLOCK_QUERIES * (D / 8); i += THREADS) {
-        const u32 row = i / (D / 8), chunk = i % (D / 8);
-        const bool valid = row0 + row < rows;
-        copy_async_16(base + row * ROW_BYTES + chunk * 16,
-                      q + (valid ? (u64(row0 + row) * HEADS + head) * D + chunk * 8 : 0), valid);
-    }
     u32 block = first_key / BLOCK_KEYS * BLOCK_KEYS, slot = block % ring;
     load_block(base + KEYS_AT, head_keys, block, slot, last, ring);
     copy_async_commit();
     load_block(base + VALUES_AT, head_values, block, slot, last, ring);
     copy_async_commit();
+    for (u32 i = threadIdx.x; i < BLOCK_QUERIES * (D / 4); i += THREADS) {
+        const u32 row = i / (D / 4), quarter = i % (D / 4);
+        float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (row0 + row < rows) v = *(const float4*)(q + (u64(row0 + row) * Q_HEADS + head) * D + quarter * 4);
+        *(uint2*)(shared + row * ROW_BYTES + quarter * 8) = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+    }
 
     // What a lane names to ldmatrix. A operand: (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1); B of S:
     // (keys 0-7, chunk 0), (0-7, 1), (8-15, 0), (8-15, 1); B of O, transposed: keys as rows of A, dims as chunks.
@@ -226,7 +229,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         slot = next_slot;
     }
     copy_async_wait<0>();
-    allow_successor();
 
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)

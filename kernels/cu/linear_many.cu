@@ -5,7 +5,7 @@
 // columns. Grid: (token tiles, feature tiles); 256 threads: warps in 4 rows of 32 features and 2
 // columns of tokens; dynamic shared memory 3 * BLOCK_TOKENS * 128 bytes.
 //
-// Instantiated by packed.cuh's constants, BLOCK_TOKENS (32, 64 or 128) and OUTPUT (linear_output.cuh).
+// Instantiated by packed.cuh's constants, N (a multiple of 8), BLOCK_TOKENS (32, 64 or 128) and OUTPUT (linear_output.cuh).
 #include "dequantize.cuh"
 #include "linear_output.cuh"
 
@@ -13,6 +13,7 @@ constexpr int BLOCK_FEATURES = 128;
 constexpr int STAGES = 3;
 constexpr int WARP_TOKENS = BLOCK_TOKENS / 2;
 constexpr int STAGE_BYTES = BLOCK_TOKENS * 128;
+constexpr u32 TILES = ceil_div(N, UNIT_ROWS);
 
 // Rows past the panel's room are zeros.
 __device__ __forceinline__ void load_tokens(u32 stage, const u16* x, u32 token0, u32 panel_rows, u32 step) {
@@ -26,12 +27,11 @@ __device__ __forceinline__ void load_tokens(u32 stage, const u16* x, u32 token0,
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-    linear_many(void* y, const u16* x, const u8* weight, u32 rows, u32 features, u32 panel_rows) {
+    linear_many(void* y, const u16* x, const u8* weight, u32 rows, u32 panel_rows) {
     extern __shared__ __align__(1024) u8 shared[];
     const u32 ring = shared_address(shared);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 token0 = blockIdx.x * BLOCK_TOKENS, warp_token = warp % 2 * WARP_TOKENS;
-    const u32 tiles = ceil_div(features, u32(UNIT_ROWS));
     const u32 tile0 = blockIdx.y * (BLOCK_FEATURES / UNIT_ROWS) + warp / 2 * 2;
 
     float sum[2][WARP_TOKENS / 8][4];
@@ -43,14 +43,15 @@ extern "C" __global__ void __launch_bounds__(256, 2)
             for (int i = 0; i < 4; i++) sum[m][n][i] = 0.0f;
 
     // Tiles past the last read that one again; their sums are not stored.
-    const u32 tile[2] = {lesser(tile0, tiles - 1), lesser(tile0 + 1, tiles - 1)};
+    const u32 tile[2] = {lesser(tile0, TILES - 1), lesser(tile0 + 1, TILES - 1)};
     WeightStep next[2];
     StepFactors factors[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         load_step(next[m], weight, tile[m], 0, lane);
-        prepare_rows(factors[m], weight, features, tile[m], lane);
+        prepare_rows(factors[m], weight, N, tile[m], lane);
     }
+    allow_successor();
     wait_for_predecessor();
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
@@ -92,7 +93,6 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_async_wait<0>();
-    allow_successor();
 
     const u32 g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -106,22 +106,22 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const u32 row = token + 2 * t + i % 2, column = feature + g + i / 2 * 8;
-                    if (row < rows && column < features) ((float*)y)[u64(row) * features + column] = d[i];
+                    if (row < rows && column < N) ((float*)y)[u64(row) * N + column] = d[i];
                 }
             } else {
                 // After the transposition lane 4g+t holds token g and features 2t, 2t+1.
                 const u32 row = token + g;
                 if constexpr (OUTPUT == PANELS_GEGLU) {
                     // Columns that complete the last panel are zero.
-                    const u32 column = feature / 2 + 2 * t, width = features / 2;
+                    const u32 column = feature / 2 + 2 * t, width = N / 2;
                     const u32 out = transpose_matrix(bf16_pair(geglu(d[0], d[2]), geglu(d[1], d[3])));
                     if (row < rows && column < ceil_div(width, PANEL_COLUMNS) * PANEL_COLUMNS)
                         *(u32*)((u16*)y + panel_at(row, column, panel_rows)) = column < width ? out : 0;
                 } else {
                     const u32 low = transpose_matrix(bf16_pair(d[0], d[1])), high = transpose_matrix(bf16_pair(d[2], d[3]));
-                    u16* to = (u16*)y + u64(row) * features + feature + 2 * t;
-                    if (row < rows && feature < features) *(u32*)to = low;
-                    if (row < rows && feature + 8 < features) *(u32*)(to + 8) = high;
+                    u16* to = (u16*)y + u64(row) * N + feature + 2 * t;
+                    if (row < rows && feature < N) *(u32*)to = low;
+                    if (row < rows && feature + 8 < N) *(u32*)(to + 8) = high;
                 }
             }
         }

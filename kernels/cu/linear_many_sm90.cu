@@ -5,12 +5,12 @@
 // while the tensor cores work on the columns before. One thread of a third warpgroup copies x (panels.cuh)
 // into a ring of shared-memory stages of 64 columns; each block of a cluster copies its share to all.
 //
-// The grid is persistent: CLUSTER * (clusters that fit) blocks, one on each multiprocessor. Tiles are dealt
+// The grid is persistent: (CLUSTER, clusters that fit), one block on each multiprocessor. Tiles are dealt
 // out in whole waves; the steps of the last one to two waves are divided evenly. The cluster that computed
 // the first steps of a divided tile adds the others' sums in a fixed order from `partials`
-// (float [gridDim.x][BLOCK_TOKENS / 2][256]); `ready` (one word a block) is zero before and after.
+// (float [blocks][BLOCK_TOKENS / 2][256]); `ready` (one word a block) is zero before and after.
 //
-// Instantiated by packed.cuh's constants, BLOCK_TOKENS (64, 96, 128, 160, 192, 224 or 256), CLUSTER (1 or 2)
+// Instantiated by packed.cuh's constants, N (a multiple of 8), BLOCK_TOKENS (64, 96, 128, 160, 192, 224 or 256), CLUSTER (1 or 2)
 // and OUTPUT (linear_output.cuh). 384 threads; dynamic shared memory 8192 + STAGES * BLOCK_TOKENS * 128 bytes.
 #include "dequantize.cuh"
 #include "hopper.cuh"
@@ -18,6 +18,8 @@
 #include "wgmma_tokens.cuh"
 
 constexpr int BLOCK_FEATURES = 128;
+constexpr u32 TILES = ceil_div(N, UNIT_ROWS);
+constexpr u32 FEATURE_TILES = ceil_div(N, CLUSTER * BLOCK_FEATURES);
 constexpr int CONSUMERS = 256;
 constexpr int STAGE_BYTES = BLOCK_TOKENS * 128;
 constexpr int STAGES = lesser(196608 / STAGE_BYTES, 8);
@@ -140,15 +142,14 @@ __device__ __forceinline__ void multiply_step(float (&sum)[SUMS], u32 (&a)[4][4]
     ring.advance();
 }
 
-__device__ __forceinline__ void multiply_segment(float (&sum)[SUMS], Ring& ring, const Rows& at, const Segment& segment,
-                                                 u32 features) {
+__device__ __forceinline__ void multiply_segment(float (&sum)[SUMS], Ring& ring, const Rows& at, const Segment& segment) {
     const u32 final = segment.last - 1;
     u32 a[4][4];
     WeightStep weights[2];
     StepFactors factors;
     load_step(weights[0], at.weight, at.tile, segment.first, at.lane);
     load_step(weights[1], at.weight, at.tile, lesser(segment.first + 1, final), at.lane);
-    prepare_rows(factors, at.weight, features, at.tile, at.lane);
+    prepare_rows(factors, at.weight, N, at.tile, at.lane);
     for (u32 step = segment.first;; step += 2) {
         multiply_step(sum, a, weights[0], weights[1], factors, ring, at, step, final, step == segment.first);
         if (step == final) break;
@@ -195,7 +196,7 @@ __device__ __forceinline__ uint4 load_shared_16(u32 address) {
 // Where a warpgroup's sums go: 64 features from `feature`, BLOCK_TOKENS tokens from `token0`.
 struct Target {
     void* y;
-    u32 feature, token0, rows, features, panel_rows;
+    u32 feature, token0, rows, panel_rows;
 };
 
 __device__ __forceinline__ void store_f32(const float (&sum)[SUMS], const Target& to) {
@@ -203,7 +204,7 @@ __device__ __forceinline__ void store_f32(const float (&sum)[SUMS], const Target
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
         const u32 row = to.token0 + i / 4 * 8 + lane % 4 * 2 + i % 2, column = column0 + i / 2 % 2 * 8;
-        if (row < to.rows && column < to.features) ((float*)to.y)[u64(row) * to.features + column] = sum[i];
+        if (row < to.rows && column < N) ((float*)to.y)[u64(row) * N + column] = sum[i];
     }
 }
 
@@ -231,7 +232,7 @@ __device__ __forceinline__ void store_bf16(const float (&sum)[SUMS], const Targe
         named_barrier(barrier, 128);
         if constexpr (OUTPUT == PANELS_GEGLU) {
             // 32 columns of 32 tokens: two sixteens each. Columns that complete the last panel are zero.
-            const u32 row = thread / 2, sixteen = thread % 2, width = to.features / 2;
+            const u32 row = thread / 2, sixteen = thread % 2, width = N / 2;
             const u32 column = to.feature / 2 + sixteen * 16;
             if (thread < 64 && token + row < to.rows && column < ceil_div(width, PANEL_COLUMNS) * PANEL_COLUMNS) {
                 const uint4 zero = make_uint4(0, 0, 0, 0);
@@ -244,8 +245,8 @@ __device__ __forceinline__ void store_bf16(const float (&sum)[SUMS], const Targe
 #pragma unroll
             for (u32 i = thread; i < 32 * 8; i += 128) {
                 const u32 row = i / 8, column = to.feature + i % 8 * 8;
-                if (token + row < to.rows && column < to.features)
-                    *(uint4*)((u16*)to.y + u64(token + row) * to.features + column) =
+                if (token + row < to.rows && column < N)
+                    *(uint4*)((u16*)to.y + u64(token + row) * N + column) =
                         load_shared_16(staging + swizzled_128(row, i % 8));
             }
         }
@@ -254,15 +255,13 @@ __device__ __forceinline__ void store_bf16(const float (&sum)[SUMS], const Targe
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(CLUSTER, 1, 1)
-    linear_many(void* y, const u16* x, const u8* weight, float* partials, u32* ready, u32 rows, u32 features, u32 panel_rows) {
+    linear_many(void* y, const u16* x, const u8* weight, float* partials, u32* ready, u32 rows, u32 panel_rows) {
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ u64 barriers[2 * STAGES];
     const u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
     const u32 token_tiles = ceil_div(rows, u32(BLOCK_TOKENS));
-    const u32 feature_tiles = ceil_div(features, u32(CLUSTER * BLOCK_FEATURES));
     // Clusters wait only for clusters of a higher number: counted downwards, those start first.
-    const u32 clusters = gridDim.x / CLUSTER;
-    Schedule schedule(clusters - 1 - blockIdx.x / CLUSTER, clusters, token_tiles * feature_tiles);
+    Schedule schedule(gridDim.y - 1 - blockIdx.y, gridDim.y, token_tiles * FEATURE_TILES);
     Ring ring = {shared_address(shared) + 2 * STAGING_BYTES, shared_address(barriers), shared_address(barriers + STAGES), 0, 0};
 
     if (threadIdx.x == 0) {
@@ -282,14 +281,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(CLUSTER, 1
     } else {
         take_registers<232>();
         const u32 staging = shared_address(shared) + threadIdx.x / 128 * STAGING_BYTES;
-        const u32 last_tile = ceil_div(features, u32(UNIT_ROWS)) - 1;
         Segment segment;
         while (schedule.next(segment)) {
             const u32 feature = (segment.tile / token_tiles * CLUSTER + rank) * BLOCK_FEATURES;
             // Tiles of rows past the last read that one again; their sums are not stored.
-            const Rows at = {weight, lesser(feature / UNIT_ROWS + threadIdx.x / WARP, last_tile), threadIdx.x % WARP};
+            const Rows at = {weight, lesser(feature / UNIT_ROWS + threadIdx.x / WARP, TILES - 1), threadIdx.x % WARP};
             float sum[SUMS];
-            multiply_segment(sum, ring, at, segment, features);
+            multiply_segment(sum, ring, at, segment);
             if (segment.first != 0) {
                 send(sum, partials, ready, partial_slot(schedule.cluster, rank));
                 continue;
@@ -298,8 +296,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(CLUSTER, 1
                 const u32 helpers = schedule.helpers(segment);
                 for (u32 i = 1; i <= helpers; i++) receive(sum, partials, ready, partial_slot(schedule.cluster + i, rank));
             }
-            const Target to = {y, feature + threadIdx.x / 128 * 64, segment.tile % token_tiles * BLOCK_TOKENS, rows, features,
-                               panel_rows};
+            const Target to = {y, feature + threadIdx.x / 128 * 64, segment.tile % token_tiles * BLOCK_TOKENS, rows, panel_rows};
             if constexpr (OUTPUT == ROWS_F32) store_f32(sum, to);
             else store_bf16(sum, to, staging);
         }

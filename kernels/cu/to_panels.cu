@@ -1,15 +1,15 @@
 // Rounds float32 rows [rows, K] to bfloat16 panels (panels.cuh).
 //
-// Instantiated by K. One thread for each 16 columns; 256 threads.
+// Instantiated by K. One thread for each 16 columns of a row; blocks of 32 such columns by 8 rows.
 #include "panels.cuh"
 
-constexpr u32 BLOCKS = ceil_div(u32(K), PANEL_COLUMNS) * 4;  // of 16 columns
+constexpr u32 PADDED = ceil_div(u32(K), PANEL_COLUMNS) * PANEL_COLUMNS;
 
 extern "C" __global__ void __launch_bounds__(256) to_panels(const float* x, u16* panels, u32 rows, u32 panel_rows) {
-    wait_for_predecessor();
     allow_successor();
-    const u32 index = blockIdx.x * 256 + threadIdx.x, row = index / BLOCKS, column = index % BLOCKS * 16;
-    if (row >= rows) return;
+    wait_for_predecessor();
+    const u32 row = blockIdx.y * 8 + threadIdx.x / 32, column = (blockIdx.x * 32 + threadIdx.x % 32) * 16;
+    if (row >= rows || column >= PADDED) return;
     u32 pairs[8];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {

@@ -14,8 +14,18 @@ pub use cubin::Resources;
 pub use nvrtc::Nvrtc;
 
 /// Files that a source may `#include` by name.
-const HEADERS: [Source; 4] =
-    [source!("common.cuh"), source!("gelu.cuh"), source!("packed.cuh"), source!("session.cuh")];
+const HEADERS: [Source; 10] = [
+    source!("common.cuh"),
+    source!("dequantize.cuh"),
+    source!("gelu.cuh"),
+    source!("hopper.cuh"),
+    source!("linear_output.cuh"),
+    source!("packed.cuh"),
+    source!("panels.cuh"),
+    source!("session.cuh"),
+    source!("tensor_core.cuh"),
+    source!("wgmma_tokens.cuh"),
+];
 
 /// Why a kernel could not be compiled.
 #[derive(Debug, Error)]
