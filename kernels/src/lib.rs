@@ -38,3 +38,4 @@ pub use linear_many::{
     LinearMany, ManyOutput, PANEL_COLUMNS, ToPanels, panel_elements, panel_index,
 };
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
+pub use session::Sample;

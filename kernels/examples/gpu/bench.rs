@@ -1,0 +1,400 @@
+//! Times the kernels of a decode step of Gemma 4 31B, on random weights in our default recipe.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
+use gemma4_kernels::session::state;
+use gemma4_kernels::{
+    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Packed, Randomize,
+    Rope, Sample,
+};
+
+use crate::case::cubin_name;
+use crate::device::{Buffer, Function, Gpu, Value};
+
+const ARCH: Arch = Arch::Sm90a;
+/// Bytes a second that an H200 reads.
+const WALL: f64 = 4548e9;
+const LAYERS: u32 = 60;
+const H: u32 = 5376;
+const WIDTH: u32 = 21504;
+const VOCABULARY: u32 = 262_144;
+const CONTEXT: u32 = 4096;
+
+const INT4: Encoding = Encoding::Quantized {
+    bits: 4,
+    group: 32,
+    scale: DType::BF16,
+    offset: Offset::Zero(ZeroType::Nibble),
+};
+const HEAD: Encoding =
+    Encoding::Quantized { bits: 8, group: H, scale: DType::BF16, offset: Offset::Symmetric };
+
+/// How the products are instantiated.
+#[derive(Clone, Copy)]
+struct Variant {
+    name: &'static str,
+    l2_ahead: u32,
+    rows: u32,
+}
+
+const VARIANTS: [Variant; 6] = [
+    Variant { name: "1 row", l2_ahead: 16 << 10, rows: 1 },
+    Variant { name: "1 row, nothing ahead", l2_ahead: 0, rows: 1 },
+    Variant { name: "1 row, 32 KiB ahead", l2_ahead: 32 << 10, rows: 1 },
+    Variant { name: "2 rows", l2_ahead: 16 << 10, rows: 2 },
+    Variant { name: "4 rows", l2_ahead: 16 << 10, rows: 4 },
+    Variant { name: "8 rows", l2_ahead: 16 << 10, rows: 8 },
+];
+
+#[derive(Clone, Copy)]
+struct Linears {
+    qkv: [LinearFew; 2],
+    o: [LinearFew; 2],
+    gate_up: LinearFew,
+    down: LinearFew,
+    head: LinearFew,
+}
+
+fn packed(n: u32, k: u32) -> Packed {
+    Packed::new(if n == VOCABULARY { HEAD } else { INT4 }, n, k).unwrap()
+}
+
+impl Linears {
+    fn new(variant: Variant) -> Self {
+        let choose = |n, k, epilogue| {
+            let weight = packed(n, k);
+            let chosen = LinearFew::choose(weight, variant.rows, epilogue, ARCH, 132);
+            let partial = || LinearFew::choose(weight, variant.rows, Epilogue::Partial, ARCH, 132);
+            let mut linear = chosen.or_else(|_| partial()).unwrap();
+            if let Some(ring) = &mut linear.ring {
+                ring.l2_ahead = variant.l2_ahead;
+            }
+            linear
+        };
+        Self {
+            qkv: [16384, 18432].map(|n| choose(n, H, Epilogue::Partial)),
+            o: [8192, 16384].map(|k| choose(H, k, Epilogue::Partial)),
+            gate_up: choose(2 * WIDTH, H, Epilogue::Geglu),
+            down: choose(H, WIDTH, Epilogue::Partial),
+            head: choose(VOCABULARY, H, Epilogue::SoftCap),
+        }
+    }
+
+    fn all(&self) -> [LinearFew; 7] {
+        [self.qkv[0], self.qkv[1], self.o[0], self.o[1], self.gate_up, self.down, self.head]
+    }
+}
+
+/// Every kernel of a step.
+struct Step {
+    linears: Linears,
+    embed: Kernel,
+    first_norm: Kernel,
+    rope: [Kernel; 2],
+    attention: [AttentionFew; 2],
+    after_attention: [Kernel; 2],
+    geglu: Option<Kernel>,
+    after_layer: Kernel,
+    sample: Sample,
+}
+
+impl Step {
+    fn new(variant: Variant) -> Self {
+        let linears = Linears::new(variant);
+        let norm = |splits, scalar| {
+            AddNorm { h: H, splits, scalar, next: true, weight: DType::BF16 }.kernel().unwrap()
+        };
+        let rope = |full: bool| {
+            let (kv_heads, d) = if full { (4, 512) } else { (16, 256) };
+            let (base, rotated) = if full { (1e6, 64) } else { (1e4, 128) };
+            Rope {
+                q_heads: 32,
+                kv_heads,
+                d,
+                frequencies: Rope::frequencies(base, d, rotated, 1.0),
+                shared_kv: full,
+                splits: linears.qkv[usize::from(full)].splits,
+                weight: DType::BF16,
+            }
+            .kernel()
+            .unwrap()
+        };
+        let rows = variant.rows;
+        let partial = linears.gate_up.epilogue == Epilogue::Partial;
+        Self {
+            embed: Embed { weight: linears.head.weight }.kernel(),
+            first_norm: norm(0, false),
+            rope: [rope(false), rope(true)],
+            attention: [
+                AttentionFew::choose(32, 16, 256, rows, Some(1024), 132),
+                AttentionFew::choose(32, 4, 512, rows, None, 132),
+            ],
+            after_attention: [0, 1].map(|i: usize| norm(linears.o[i].splits, false)),
+            geglu: partial
+                .then(|| Geglu { width: WIDTH, splits: linears.gate_up.splits }.kernel().unwrap()),
+            after_layer: norm(linears.down.splits, true),
+            sample: Sample { vocabulary: VOCABULARY },
+            linears,
+        }
+    }
+
+    fn kernels(&self) -> Vec<Kernel> {
+        let mut kernels: Vec<Kernel> =
+            self.linears.all().iter().map(|linear| linear.kernel().unwrap()).collect();
+        kernels.extend([&self.embed, &self.first_norm, &self.after_layer].map(Clone::clone));
+        kernels.extend(self.rope.clone());
+        kernels.extend(self.after_attention.clone());
+        kernels.extend(self.geglu.clone());
+        for attention in self.attention {
+            kernels.extend([attention.kernel().unwrap(), attention.join().unwrap()]);
+        }
+        kernels.extend([self.sample.maxima().unwrap(), self.sample.kernel().unwrap()]);
+        kernels
+    }
+}
+
+pub fn kernels() -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for variant in VARIANTS {
+        kernels.extend(Step::new(variant).kernels());
+    }
+    for linear in Linears::new(VARIANTS[0]).all() {
+        kernels.push(Randomize { weight: linear.weight }.kernel());
+    }
+    kernels
+}
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    directory: &'a Path,
+    functions: HashMap<(String, &'static str), Function>,
+}
+
+impl Bench<'_> {
+    fn function(&mut self, kernel: &Kernel) -> Function {
+        let name = cubin_name(kernel, ARCH);
+        let path = self.directory.join(&name);
+        *self.functions.entry((name, kernel.symbol)).or_insert_with(|| self.gpu.load(&path, kernel))
+    }
+
+    fn random(&mut self, weight: Packed, seed: u32) -> Buffer {
+        let kernel = Randomize { weight }.kernel();
+        let function = self.function(&kernel);
+        let buffer = self.gpu.poisoned(weight.bytes() as usize);
+        let values = [Value::At(buffer.at), Value::U32(seed), Value::F32(0.02)];
+        self.gpu.launch(&kernel, function, 1, &values);
+        buffer
+    }
+}
+
+struct Layer {
+    full: bool,
+    qkv: Buffer,
+    o: Buffer,
+    gate_up: Buffer,
+    down: Buffer,
+}
+
+/// One launch of a step.
+struct Launch {
+    kernel: Kernel,
+    function: Function,
+    values: Vec<Value>,
+}
+
+struct Model {
+    layers: Vec<Layer>,
+    head: Buffer,
+    ones: Buffer,
+    table: Buffer,
+    state: Buffer,
+    stops: Buffer,
+    scratch: [Buffer; 8],
+}
+
+impl Model {
+    fn new(bench: &mut Bench<'_>) -> Self {
+        let gpu = bench.gpu;
+        let full = |layer: u32| layer % 6 == 5;
+        let layers: Vec<Layer> = (0..LAYERS)
+            .map(|i| {
+                let heads = if full(i) { 32 * 512 } else { 32 * 256 };
+                Layer {
+                    full: full(i),
+                    qkv: bench.random(packed(if full(i) { 18432 } else { 16384 }, H), i),
+                    o: bench.random(packed(H, heads), i),
+                    gate_up: bench.random(packed(2 * WIDTH, H), i),
+                    down: bench.random(packed(H, WIDTH), i),
+                }
+            })
+            .collect();
+        let state = gpu.upload(&[0u32; state::WORDS]);
+        let mut table = vec![state.at, gpu.poisoned(1024 * 8).at];
+        for layer in &layers {
+            let row = if layer.full { 4 * 512 } else { 16 * 256 };
+            let ring = if layer.full { CONTEXT } else { 1024 + 512 };
+            let rows = vec![0x3c00u16; row * ring as usize];
+            table.extend([gpu.upload(&rows).at, gpu.upload(&rows).at]);
+        }
+        // Residual, normed row, products, queries, attention sums, statistics, attention, logits.
+        let floats: [usize; 8] = [
+            8 * H as usize,
+            8 * WIDTH as usize,
+            8 * 700_000,
+            8 * 16384,
+            64 * 8 * 16384,
+            64 * 8 * 64,
+            8 * 16384,
+            8 * VOCABULARY as usize,
+        ];
+        let numbers: Vec<f32> = (0..8 * WIDTH).map(|i| (i % 97) as f32 / 48.0 - 1.0).collect();
+        let scratch = floats.map(|n| gpu.poisoned(n * 4));
+        gpu.write(scratch[0], &numbers[..8 * H as usize]);
+        gpu.write(scratch[1], &numbers);
+        gpu.write(scratch[4], &numbers);
+        gpu.write(scratch[6], &numbers[..8 * 16384]);
+        Self {
+            layers,
+            head: bench.random(packed(VOCABULARY, H), 99),
+            ones: gpu.upload(&vec![0x3f80u16; H as usize]),
+            table: gpu.upload(&table),
+            state,
+            stops: gpu.upload(&[u32::MAX]),
+            scratch,
+        }
+    }
+
+    /// The launches of one step; only its products if `products`.
+    fn step(&self, bench: &mut Bench<'_>, step: &Step, rows: u32, products: bool) -> Vec<Launch> {
+        let [x, normed, sums, q, parts, stats, attended, logits] =
+            self.scratch.map(|b| Value::At(b.at));
+        let (ones, table) = (Value::At(self.ones.at), Value::At(self.table.at));
+        let (t, eps, none) = (Value::U32(rows), Value::F32(1e-6), Value::At(0));
+        let mut launches = Vec::new();
+        let mut add = |essential: bool, kernel: &Kernel, values: &[Value]| {
+            if essential || !products {
+                let function = bench.function(kernel);
+                launches.push(Launch { kernel: kernel.clone(), function, values: values.to_vec() });
+            }
+        };
+        let linear = |weight: Buffer, input: Value, output: Value| {
+            [Value::At(weight.at), input, output, t, Value::F32(30.0)]
+        };
+        add(
+            false,
+            &step.embed,
+            &[Value::At(self.head.at), table, Value::U32(0), x, Value::F32(73.3)],
+        );
+        add(false, &step.first_norm, &[none, none, none, x, ones, normed, t, eps]);
+        for (i, layer) in self.layers.iter().enumerate() {
+            let full = usize::from(layer.full);
+            let index = |which: u32| Value::U32(2 + 2 * i as u32 + which);
+            let ring = Value::U32(if layer.full { CONTEXT } else { 1024 + 512 });
+            let state = Value::U32(0);
+            let products = &step.linears;
+            add(true, &products.qkv[full].kernel().unwrap(), &linear(layer.qkv, normed, sums));
+            add(
+                false,
+                &step.rope[full],
+                &[sums, ones, ones, q, table, state, index(0), index(1), ring, t, eps],
+            );
+            let attention = step.attention[full];
+            let values =
+                [q, table, state, index(0), index(1), ring, parts, stats, t, Value::F32(1.0)];
+            add(false, &attention.kernel().unwrap(), &values);
+            add(false, &attention.join().unwrap(), &[parts, stats, attended, table, state, t]);
+            add(true, &products.o[full].kernel().unwrap(), &linear(layer.o, attended, sums));
+            add(false, &step.after_attention[full], &[sums, ones, none, x, ones, normed, t, eps]);
+            // The activation takes the place of the sums of attention, which have been read.
+            let activation = parts;
+            let output = if step.geglu.is_some() { sums } else { activation };
+            add(true, &products.gate_up.kernel().unwrap(), &linear(layer.gate_up, normed, output));
+            if let Some(geglu) = &step.geglu {
+                add(false, geglu, &[sums, activation, t]);
+            }
+            add(true, &products.down.kernel().unwrap(), &linear(layer.down, activation, sums));
+            add(false, &step.after_layer, &[sums, ones, ones, x, ones, normed, t, eps]);
+        }
+        add(true, &step.linears.head.kernel().unwrap(), &linear(self.head, normed, logits));
+        let maxima = stats;
+        add(false, &step.sample.maxima().unwrap(), &[logits, maxima]);
+        let values = [
+            logits,
+            maxima,
+            table,
+            Value::U32(0),
+            Value::U32(1),
+            Value::U32(1024),
+            Value::At(self.stops.at),
+            Value::U32(1),
+            t,
+        ];
+        add(false, &step.sample.kernel().unwrap(), &values);
+        launches
+    }
+}
+
+fn play(gpu: &Gpu, launches: &[Launch], rows: u32) {
+    for launch in launches {
+        gpu.launch(&launch.kernel, launch.function, rows, &launch.values);
+    }
+}
+
+fn report(name: &str, ms: f32, bytes: u64) {
+    let rate = bytes as f64 / f64::from(ms) * 1e3;
+    println!("{name:44} {:9.1} us {:6.0} GB/s {:5.1} %", ms * 1e3, rate / 1e9, rate / WALL * 100.0);
+}
+
+pub fn run(directory: &Path, what: &[&str]) {
+    let gpu = Gpu::open();
+    let mut bench = Bench { gpu: &gpu, directory, functions: HashMap::new() };
+    let model = Model::new(&mut bench);
+    gpu.wait();
+    for variant in VARIANTS {
+        if !what.is_empty() && !what.contains(&variant.name) {
+            continue;
+        }
+        let (step, rows) = (Step::new(variant), variant.rows);
+        println!("== {}", variant.name);
+        let launches = model.step(&mut bench, &step, rows, true);
+        for linear in step.linears.all() {
+            let kernel = linear.kernel().unwrap();
+            let alone: Vec<Launch> = launches
+                .iter()
+                .filter(|launch| launch.kernel == kernel)
+                .map(|l| Launch {
+                    kernel: l.kernel.clone(),
+                    function: l.function,
+                    values: l.values.clone(),
+                })
+                .collect();
+            let graph = gpu.capture(|| play(&gpu, &alone, rows));
+            let name = format!(
+                "{}x{} s{} w{} {:?}",
+                linear.weight.n,
+                linear.weight.k,
+                linear.splits,
+                linear.warps,
+                linear.ring.map(|r| r.stages)
+            );
+            report(&name, gpu.time(&graph, 5) / alone.len() as f32, linear.weight.bytes());
+        }
+        let bytes: u64 = launches.iter().map(|launch| launch.kernel.bytes.fixed).sum();
+        let graph = gpu.capture(|| play(&gpu, &launches, rows));
+        report("products of a step", gpu.time(&graph, 9), bytes);
+        let launches = model.step(&mut bench, &step, rows, false);
+        let graph = gpu.capture(|| play(&gpu, &launches, rows));
+        for position in [100, 2000] {
+            let mut words = [0u32; state::WORDS];
+            words[state::POSITION] = position;
+            words[state::LIMIT] = 1 << 20;
+            gpu.write(model.state, &words);
+            let ms = gpu.time(&graph, 9);
+            report(&format!("step at {position}, {} launches", launches.len()), ms, bytes);
+            let words: Vec<u32> = gpu.download(model.state);
+            assert_eq!(words[state::STEP], 10, "steps did not happen");
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! `add_norm`, `rope`, `attention_few`, `geglu` against float64.
+
+use gemma4_format::DType;
+use gemma4_kernels::session::state;
+use gemma4_kernels::{AddNorm, Arch, AttentionFew, Geglu, Rope};
+
+use crate::case::{Case, Outcome};
+use crate::device::Value;
+use crate::numbers::{Random, bytes_of, distance, from_bf16, to_bf16};
+
+const EPS: f64 = 1e-6;
+
+fn rms(x: &[f64]) -> f64 {
+    1.0 / (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + EPS).sqrt()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(*x)).collect()
+}
+
+fn state_at(position: u32) -> Vec<u32> {
+    let mut words = vec![0u32; state::WORDS];
+    words[state::POSITION] = position;
+    words
+}
+
+fn add_norm(h: u32, splits: u32, rows: u32, scalar: bool, weight: DType, arch: Arch) -> Case {
+    let kernel = AddNorm { h, splits, scalar, next: true, weight }.kernel().unwrap();
+    let name = format!("add_norm {h} s{splits} T={rows} {}", weight.name());
+    Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
+        let mut random = Random(u64::from(h + splits));
+        let (n, t) = (h as usize, rows as usize);
+        let sums = random.activations(splits as usize * t, n);
+        let x = random.activations(t, n);
+        let [post, next] = [0, 1].map(|_| bytes_of(weight, &random.normals(n)));
+        let factor = bytes_of(weight, &[0.75]);
+        let x_at = gpu.upload(&x);
+        let y_at = gpu.poisoned(t * n * 4);
+        let values = [
+            Value::At(gpu.upload(&sums).at),
+            Value::At(gpu.upload(&post).at),
+            Value::At(gpu.upload(&factor).at),
+            Value::At(x_at.at),
+            Value::At(gpu.upload(&next).at),
+            Value::At(y_at.at),
+            Value::U32(rows),
+            Value::F32(EPS as f32),
+        ];
+        gpu.launch(&kernel, functions[0], rows, &values);
+        let (mut wanted_x, mut wanted_y) = (vec![], vec![]);
+        for row in 0..t {
+            let mut x = wide(&x[row * n..(row + 1) * n]);
+            if splits > 0 {
+                let a: Vec<f64> = (0..n)
+                    .map(|i| {
+                        (0..splits as usize).map(|s| f64::from(sums[(s * t + row) * n + i])).sum()
+                    })
+                    .collect();
+                let inverse = rms(&a);
+                let factor = if scalar { 0.75 } else { 1.0 };
+                for (i, x) in x.iter_mut().enumerate() {
+                    *x = (*x + a[i] * inverse * f64::from(weight.read(&post, i))) * factor;
+                }
+            }
+            let inverse = rms(&x);
+            wanted_y.extend(
+                x.iter().enumerate().map(|(i, x)| x * inverse * f64::from(weight.read(&next, i))),
+            );
+            wanted_x.extend(x);
+        }
+        let got_x: Vec<f32> = gpu.download(x_at);
+        let got_y: Vec<f32> = gpu.download(y_at);
+        let error = distance(&got_x, &wanted_x).max(distance(&got_y, &wanted_y));
+        Outcome { error, limit: 1e-6 }
+    })
+}
+
+fn rope(rope: Rope, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
+    let kernel = rope.kernel().unwrap();
+    let name = format!("rope {}x{} D={} @{position}", rope.q_heads, rope.kv_heads, rope.d);
+    Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
+        let mut random = Random(u64::from(position) + 1);
+        let (d, t) = (rope.d as usize, rows as usize);
+        let (q_heads, kv_heads) = (rope.q_heads as usize, rope.kv_heads as usize);
+        let heads = q_heads + kv_heads * if rope.shared_kv { 1 } else { 2 };
+        let splits = rope.splits as usize;
+        let qkv = random.normals(splits * t * heads * d);
+        let [q_weight, k_weight] = [0, 1].map(|_| bytes_of(rope.weight, &random.normals(d)));
+        let row_size = kv_heads * d;
+        let [keys, values] = [0, 1].map(|_| gpu.upload(&vec![0u16; ring as usize * row_size]));
+        let table = gpu.upload(&[gpu.upload(&state_at(position)).at, keys.at, values.at]);
+        let q = gpu.poisoned(t * q_heads * d * 4);
+        let arguments = [
+            Value::At(gpu.upload(&qkv).at),
+            Value::At(gpu.upload(&q_weight).at),
+            Value::At(gpu.upload(&k_weight).at),
+            Value::At(q.at),
+            Value::At(table.at),
+            Value::U32(0),
+            Value::U32(1),
+            Value::U32(2),
+            Value::U32(ring),
+            Value::U32(rows),
+            Value::F32(EPS as f32),
+        ];
+        gpu.launch(&kernel, functions[0], rows, &arguments);
+        let raw = |row: usize, head: usize| -> Vec<f64> {
+            let at = |s: usize, i: usize| ((s * t + row) * heads + head) * d + i;
+            (0..d).map(|i| (0..splits).map(|s| f64::from(qkv[at(s, i)])).sum()).collect()
+        };
+        let turned = |row: usize, head: usize, weight: &[u8]| -> Vec<f64> {
+            let x = raw(row, head);
+            let inverse = rms(&x);
+            let x: Vec<f64> =
+                (0..d).map(|i| x[i] * inverse * f64::from(rope.weight.read(weight, i))).collect();
+            let mut y = x.clone();
+            for (i, frequency) in rope.frequencies.iter().enumerate() {
+                let angle = f64::from((position + row as u32) as f32 * frequency);
+                let (a, b) = (x[i], x[i + d / 2]);
+                y[i] = a * angle.cos() - b * angle.sin();
+                y[i + d / 2] = b * angle.cos() + a * angle.sin();
+            }
+            y
+        };
+        let mut wanted_q = vec![];
+        let mut wanted_keys = vec![0.0; ring as usize * row_size];
+        let mut wanted_values = wanted_keys.clone();
+        for row in 0..t {
+            wanted_q.extend((0..q_heads).flat_map(|head| turned(row, head, &q_weight)));
+            let slot = (position as usize + row) % ring as usize * row_size;
+            for head in 0..kv_heads {
+                let at = slot + head * d;
+                wanted_keys[at..at + d].copy_from_slice(&turned(row, q_heads + head, &k_weight));
+                let v = raw(row, q_heads + head + if rope.shared_kv { 0 } else { kv_heads });
+                let inverse = rms(&v);
+                for i in 0..d {
+                    wanted_values[at + i] = v[i] * inverse;
+                }
+            }
+        }
+        let q: Vec<f32> = gpu.download(q);
+        let [keys, values] = [keys, values]
+            .map(|at| gpu.download::<u16>(at).into_iter().map(from_bf16).collect::<Vec<f32>>());
+        // bfloat16 rounds by 2^-9 at most: 1.7e-3 in the mean.
+        let stored = distance(&keys, &wanted_keys).max(distance(&values, &wanted_values));
+        Outcome { error: distance(&q, &wanted_q).max(stored * 1e-3), limit: 2.2e-6 }
+    })
+}
+
+fn attention(case: AttentionFew, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
+    let (kernel, join) = (case.kernel().unwrap(), case.join().unwrap());
+    let name = format!(
+        "attention {}/{} D={} W={:?} T={rows}/{} @{position} R={ring}",
+        case.q_heads, case.kv_heads, case.d, case.window, case.rows
+    );
+    let kernels = vec![kernel.clone(), join.clone()];
+    Case::new(name, arch, kernels, move |gpu, functions| {
+        let mut random = Random(u64::from(position) + 1);
+        let (d, t) = (case.d as usize, rows as usize);
+        let (q_heads, kv_heads) = (case.q_heads as usize, case.kv_heads as usize);
+        let q: Vec<f32> = random.normals(t * q_heads * d).iter().map(|x| x * 0.2).collect();
+        let size = ring as usize * kv_heads * d;
+        let filled = (position + rows).min(ring) as usize * kv_heads * d;
+        // Slots that were never written hold NaNs.
+        let [keys, values] = [0, 1].map(|_| {
+            let mut bits = to_bf16(&random.normals(filled));
+            bits.resize(size, 0x7fff);
+            bits
+        });
+        let table = gpu.upload(&[
+            gpu.upload(&state_at(position)).at,
+            gpu.upload(&keys).at,
+            gpu.upload(&values).at,
+        ]);
+        let results = case.splits as usize * t * q_heads;
+        let (sums, stats) = (gpu.poisoned(results * d * 4), gpu.poisoned(results * 8));
+        let y = gpu.poisoned(t * q_heads * d * 4);
+        let arguments = [
+            Value::At(gpu.upload(&q).at),
+            Value::At(table.at),
+            Value::U32(0),
+            Value::U32(1),
+            Value::U32(2),
+            Value::U32(ring),
+            Value::At(sums.at),
+            Value::At(stats.at),
+            Value::U32(rows),
+            Value::F32(1.0),
+        ];
+        gpu.launch(&kernel, functions[0], rows, &arguments);
+        let arguments = [
+            Value::At(sums.at),
+            Value::At(stats.at),
+            Value::At(y.at),
+            Value::At(table.at),
+            Value::U32(0),
+            Value::U32(rows),
+        ];
+        gpu.launch(&join, functions[1], rows, &arguments);
+        let got: Vec<f32> = gpu.download(y);
+        let (mut compared, mut wanted) = (vec![], vec![]);
+        for row in 0..t {
+            // Every third head of many keys: the reference is slow.
+            let step = if position > 10_000 { 5 } else { 1 };
+            for head in (0..q_heads).step_by(step) {
+                let at = (row * q_heads + head) * d;
+                let q = &q[at..at + d];
+                let now = position + row as u32;
+                let first = case.window.map_or(0, |w| (now + 1).saturating_sub(w));
+                let row_of =
+                    |p: u32| (p % ring) as usize * kv_heads * d + head / (q_heads / kv_heads) * d;
+                let scores: Vec<f64> = (first..=now)
+                    .map(|p| {
+                        let key = &keys[row_of(p)..][..d];
+                        q.iter()
+                            .zip(key)
+                            .map(|(q, k)| f64::from(*q) * f64::from(from_bf16(*k)))
+                            .sum()
+                    })
+                    .collect();
+                let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+                let mut out = vec![0.0; d];
+                let mut total = 0.0;
+                for (score, p) in scores.iter().zip(first..) {
+                    let weight = (score - largest).exp();
+                    total += weight;
+                    for (out, v) in out.iter_mut().zip(&values[row_of(p)..]) {
+                        *out += weight * f64::from(from_bf16(*v));
+                    }
+                }
+                compared.extend_from_slice(&got[at..at + d]);
+                wanted.extend(out.iter().map(|x| x / total));
+            }
+        }
+        let halves = case.q_heads / case.kv_heads * case.rows <= 8;
+        Outcome { error: distance(&compared, &wanted), limit: if halves { 3e-5 } else { 8e-3 } }
+    })
+}
+
+fn geglu(arch: Arch) -> Case {
+    let (width, splits, t) = (152usize, 3usize, 3usize);
+    let kernel = Geglu { width: width as u32, splits: splits as u32 }.kernel().unwrap();
+    Case::new("geglu".to_owned(), arch, vec![kernel.clone()], move |gpu, functions| {
+        let sums = Random(2).normals(splits * t * 2 * width);
+        let y = gpu.poisoned(t * width * 4);
+        let values = [Value::At(gpu.upload(&sums).at), Value::At(y.at), Value::U32(t as u32)];
+        gpu.launch(&kernel, functions[0], t as u32, &values);
+        let mut wanted = vec![];
+        for row in 0..t {
+            for column in 0..width {
+                let at = column / 8 * 16 + column % 8;
+                let sum = |at: usize| -> f64 {
+                    (0..splits).map(|s| f64::from(sums[(s * t + row) * 2 * width + at])).sum()
+                };
+                let (gate, up) = (sum(at), sum(at + 8));
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+                wanted.push(0.5 * gate * (1.0 + inner.tanh()) * up);
+            }
+        }
+        Outcome { error: distance(&gpu.download(y), &wanted), limit: 1e-6 }
+    })
+}
+
+pub fn cases(arch: Arch) -> Vec<Case> {
+    let mut cases = vec![geglu(arch)];
+    for (h, splits, rows, scalar, weight) in [
+        (5376, 3, 1, true, DType::BF16),
+        (5376, 0, 2, false, DType::BF16),
+        (256, 2, 8, true, DType::F32),
+        (260, 1, 1, false, DType::BF16),
+    ] {
+        cases.push(add_norm(h, splits, rows, scalar, weight, arch));
+    }
+    let weight = DType::BF16;
+    let full = |position, rows| {
+        let frequencies = Rope::frequencies(1e6, 512, 64, 1.0);
+        let case = Rope {
+            q_heads: 32,
+            kv_heads: 4,
+            d: 512,
+            frequencies,
+            shared_kv: true,
+            splits: 2,
+            weight,
+        };
+        rope(case, rows, position, 2048, arch)
+    };
+    let sliding = |q_heads, kv_heads, d, position, rows, ring| {
+        let frequencies = Rope::frequencies(1e4, d, d / 2, 1.0);
+        let case = Rope { q_heads, kv_heads, d, frequencies, shared_kv: false, splits: 1, weight };
+        rope(case, rows, position, ring, arch)
+    };
+    cases.extend([full(0, 1), full(131_071, 4)]);
+    cases.push(sliding(32, 16, 256, 1023, 8, 1100));
+    cases.push(sliding(8, 4, 32, 77, 2, 40));
+    let mut few = |q_heads, kv_heads, d, rows, t, window: Option<u32>, position, ring| {
+        let case = AttentionFew::choose(q_heads, kv_heads, d, rows, window, 132);
+        cases.push(attention(case, t, position, ring, arch));
+    };
+    for position in [0, 1, 63, 64, 1023, 1024, 3333] {
+        few(32, 16, 256, 1, 1, Some(1024), position, 1100);
+    }
+    few(32, 16, 256, 8, 5, Some(1024), 3000, 1100);
+    few(32, 16, 256, 4, 4, Some(1024), 1000, 1100);
+    for position in [0, 31, 100, 4000, 30_000] {
+        few(32, 4, 512, 1, 1, None, position, 32_768);
+    }
+    few(32, 4, 512, 8, 8, None, 4000, 4096);
+    for d in [32, 64, 128] {
+        few(8, 4, d, 2, 2, Some(16), 50, 40);
+        few(16, 1, d, 4, 3, None, 200, 256);
+        few(8, 8, d, 1, 1, Some(129), 300, 200);
+    }
+    cases
+}

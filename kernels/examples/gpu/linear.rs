@@ -1,0 +1,255 @@
+//! `pack`, `linear_few`, `embed` against rows decoded by the format crate.
+
+use gemma4_format::encoding::{DType, Encoding, Offset, QuantizedBytes, ZeroType, decode_row};
+use gemma4_kernels::{Arch, Embed, Epilogue, LinearFew, Order, Pack, Packed};
+
+use crate::case::{Case, Outcome};
+use crate::device::{Buffer, Gpu, Value};
+use crate::numbers::{Random, bytes_of, distance, from_bf16};
+
+/// A random stored matrix.
+struct Stored {
+    encoding: Encoding,
+    k: usize,
+    codes: Vec<u8>,
+    high: Vec<u8>,
+    scales: Vec<u8>,
+    offsets: Vec<u8>,
+}
+
+impl Stored {
+    fn random(encoding: Encoding, n: usize, k: usize, random: &mut Random) -> Self {
+        let mut stored =
+            Self { encoding, k, codes: vec![], high: vec![], scales: vec![], offsets: vec![] };
+        let Encoding::Quantized { bits, group, scale, offset } = encoding else {
+            stored.codes = bytes_of(DType::BF16, &random.normals(n * k));
+            return stored;
+        };
+        let mut bytes = |count: usize| (0..count).map(|_| random.next() as u8).collect::<Vec<_>>();
+        let groups = k / group as usize;
+        stored.codes = bytes(n * if bits == 8 { k } else { k.div_ceil(2) });
+        stored.high = bytes(n * (k * usize::from(bits.saturating_sub(4))).div_ceil(8));
+        if bits == 8 {
+            stored.high.clear();
+        }
+        let scales: Vec<f32> = (0..n * groups).map(|_| 0.01 + 0.02 * random.uniform()).collect();
+        stored.scales = bytes_of(scale, &scales);
+        let middle = f32::from(1u16 << (bits - 1));
+        stored.offsets = match offset {
+            Offset::Symmetric => vec![],
+            Offset::Zero(ZeroType::Nibble) => {
+                (0..n * groups.div_ceil(2)).map(|_| random.next() as u8).collect()
+            }
+            Offset::Zero(ZeroType::U8) => (0..n * groups).map(|_| random.next() as u8).collect(),
+            Offset::Zero(zero) => {
+                let dtype = if zero == ZeroType::F16 { DType::F16 } else { DType::BF16 };
+                let zeros: Vec<f32> =
+                    (0..n * groups).map(|_| middle + 3.0 * random.normal()).collect();
+                bytes_of(dtype, &zeros)
+            }
+            Offset::Minimum(dtype) => {
+                let minimums: Vec<f32> =
+                    (0..n * groups).map(|_| -0.01 * middle * random.uniform()).collect();
+                bytes_of(dtype, &minimums)
+            }
+        };
+        stored
+    }
+
+    fn row(&self, row: usize) -> Vec<f32> {
+        let k = self.k;
+        if let Encoding::Dense(_) = self.encoding {
+            let pairs = self.codes[row * k * 2..(row + 1) * k * 2].chunks_exact(2);
+            return pairs.map(|b| from_bf16(u16::from_le_bytes([b[0], b[1]]))).collect();
+        }
+        let mut out = vec![0.0; k];
+        let bytes = QuantizedBytes {
+            codes: &self.codes,
+            codes_high: &self.high,
+            scales: &self.scales,
+            offsets: &self.offsets,
+        };
+        decode_row(self.encoding, bytes, row, &mut out);
+        out
+    }
+
+    fn upload(&self, gpu: &Gpu) -> [Value; 4] {
+        [&self.codes, &self.high, &self.scales, &self.offsets]
+            .map(|bytes| Value::At(gpu.upload(bytes).at))
+    }
+}
+
+fn quantized(bits: u8, group: u32, scale: DType, offset: Offset) -> Encoding {
+    Encoding::Quantized { bits, group, scale, offset }
+}
+
+fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
+    use DType::{BF16, F16, F32};
+    vec![
+        ("int4 g32 nibble", quantized(4, 32, BF16, Offset::Zero(ZeroType::Nibble))),
+        ("int4 g64 nibble", quantized(4, 64, BF16, Offset::Zero(ZeroType::Nibble))),
+        ("int4 g128 nibble", quantized(4, 128, F32, Offset::Zero(ZeroType::Nibble))),
+        ("int4 g32 u8", quantized(4, 32, BF16, Offset::Zero(ZeroType::U8))),
+        ("int4 g32 bf16", quantized(4, 32, BF16, Offset::Zero(ZeroType::BF16))),
+        ("int4 g64 f16", quantized(4, 64, F16, Offset::Zero(ZeroType::F16))),
+        ("Q4_0", quantized(4, 32, F16, Offset::Symmetric)),
+        ("Q4_1", quantized(4, 32, F16, Offset::Minimum(F16))),
+        ("Q8_0", quantized(8, 32, F16, Offset::Symmetric)),
+        ("int5 g32", quantized(5, 32, BF16, Offset::Zero(ZeroType::U8))),
+        ("int6 g64", quantized(6, 64, BF16, Offset::Symmetric)),
+        ("int8 rows", quantized(8, k, BF16, Offset::Symmetric)),
+        ("int8 rows zero", quantized(8, k, F32, Offset::Zero(ZeroType::U8))),
+        ("bf16", Encoding::Dense(DType::BF16)),
+    ]
+}
+
+/// Packs one stored matrix, or two in turns, on the device.
+fn pack(
+    gpu: &Gpu,
+    case: &Pack,
+    function: crate::device::Function,
+    sources: [&Stored; 2],
+) -> Buffer {
+    let packed = gpu.poisoned(case.packed.bytes() as usize);
+    let mut values = Vec::new();
+    for source in sources {
+        values.extend(source.upload(gpu));
+    }
+    values.extend([Value::At(packed.at), Value::U32(0), Value::U32(case.tiles())]);
+    values.extend([Value::U32(case.rows), Value::U32(case.packed.n)]);
+    gpu.launch(&case.kernel().unwrap(), function, 1, &values);
+    packed
+}
+
+fn product(name: &str, encoding: Encoding, n: u32, k: u32, rows: u32, t: u32, arch: Arch) -> Case {
+    let packed = Packed::new(encoding, n, k).unwrap();
+    let pack_case = Pack { source: encoding, packed, order: Order::Rows, rows: n };
+    let linear = LinearFew::choose(packed, rows, Epilogue::Partial, arch, 132).unwrap();
+    let kernels = vec![pack_case.kernel().unwrap(), linear.kernel().unwrap()];
+    let kernel = kernels[1].clone();
+    let name = format!("linear {name} [{n}, {k}] T={t}/{rows} s{}", linear.splits);
+    Case::new(name, arch, kernels, move |gpu, functions| {
+        let mut random = Random(u64::from(n * 31 + k + rows));
+        let stored = Stored::random(encoding, n as usize, k as usize, &mut random);
+        let x = random.activations(t as usize, k as usize);
+        let packed = pack(gpu, &pack_case, functions[0], [&stored, &stored]);
+        let x_at = gpu.upload(&x);
+        let y = gpu.poisoned((linear.splits * t * n * 4) as usize);
+        let values = [
+            Value::At(packed.at),
+            Value::At(x_at.at),
+            Value::At(y.at),
+            Value::U32(t),
+            Value::F32(0.0),
+        ];
+        gpu.launch(&kernel, functions[1], t, &values);
+        let parts: Vec<f32> = gpu.download(y);
+        let size = (t * n) as usize;
+        let step = (n as usize / 200).max(1);
+        let (mut got, mut wanted) = (Vec::new(), Vec::new());
+        for row in (0..n as usize).step_by(step) {
+            let weights = stored.row(row);
+            for r in 0..t as usize {
+                let at = r * n as usize + row;
+                got.push((0..linear.splits as usize).map(|s| parts[s * size + at]).sum());
+                let x = &x[r * k as usize..(r + 1) * k as usize];
+                let products = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                wanted.push(products.sum());
+            }
+        }
+        let limit = if matches!(encoding, Encoding::Dense(_)) { 2e-5 } else { 1e-6 };
+        Outcome { error: distance(&got, &wanted), limit }
+    })
+}
+
+fn geglu(rows: u32, arch: Arch) -> Case {
+    let encoding = encodings(256)[0].1;
+    let (width, k) = (152u32, 256u32);
+    let packed = Packed::new(encoding, 2 * width, k).unwrap();
+    let pack_case = Pack { source: encoding, packed, order: Order::Turns, rows: width };
+    let linear = LinearFew::choose(packed, rows, Epilogue::Geglu, arch, 132).unwrap();
+    let kernels = vec![pack_case.kernel().unwrap(), linear.kernel().unwrap()];
+    let kernel = kernels[1].clone();
+    Case::new(format!("linear geglu T={rows}"), arch, kernels, move |gpu, functions| {
+        let mut random = Random(5);
+        let matrices =
+            [0, 1].map(|_| Stored::random(encoding, width as usize, k as usize, &mut random));
+        let x = random.normals((rows * k) as usize);
+        let packed = pack(gpu, &pack_case, functions[0], [&matrices[0], &matrices[1]]);
+        let x_at = gpu.upload(&x);
+        let y = gpu.poisoned((rows * width * 4) as usize);
+        let values = [
+            Value::At(packed.at),
+            Value::At(x_at.at),
+            Value::At(y.at),
+            Value::U32(rows),
+            Value::F32(0.0),
+        ];
+        gpu.launch(&kernel, functions[1], rows, &values);
+        let got: Vec<f32> = gpu.download(y);
+        let mut wanted = Vec::new();
+        for r in 0..rows as usize {
+            let x = &x[r * k as usize..(r + 1) * k as usize];
+            for column in 0..width as usize {
+                let [gate, up] = [0, 1].map(|i: usize| {
+                    let row = matrices[i].row(column);
+                    row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>()
+                });
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+                wanted.push(0.5 * gate * (1.0 + inner.tanh()) * up);
+            }
+        }
+        Outcome { error: distance(&got, &wanted), limit: 2e-6 }
+    })
+}
+
+fn embed(name: &str, encoding: Encoding, arch: Arch) -> Case {
+    let (n, k) = (100u32, 256u32);
+    let packed = Packed::new(encoding, n, k).unwrap();
+    let pack_case = Pack { source: encoding, packed, order: Order::Rows, rows: n };
+    let kernel = Embed { weight: packed }.kernel();
+    let kernels = vec![pack_case.kernel().unwrap(), kernel.clone()];
+    Case::new(format!("embed {name}"), arch, kernels, move |gpu, functions| {
+        let stored = Stored::random(encoding, n as usize, k as usize, &mut Random(9));
+        let packed = pack(gpu, &pack_case, functions[0], [&stored, &stored]);
+        let ids = [3u32, 99, 0, 17, 8];
+        let table = gpu.upload(&[0u64, gpu.upload(&ids).at]);
+        let x = gpu.poisoned(ids.len() * k as usize * 4);
+        let values = [
+            Value::At(packed.at),
+            Value::At(table.at),
+            Value::U32(1),
+            Value::At(x.at),
+            Value::F32(16.0),
+        ];
+        gpu.launch(&kernel, functions[1], ids.len() as u32, &values);
+        let got: Vec<f32> = gpu.download(x);
+        let wanted: Vec<f64> = ids
+            .iter()
+            .flat_map(|id| stored.row(*id as usize))
+            .map(|x| f64::from(x) * 16.0)
+            .collect();
+        Outcome { error: distance(&got, &wanted), limit: 1e-7 }
+    })
+}
+
+pub fn cases(arch: Arch) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, encoding) in encodings(640) {
+        cases.push(product(name, encoding, 100, 640, 1, 1, arch));
+        cases.push(product(name, encoding, 100, 640, 4, 3, arch));
+    }
+    for rows in [1, 2, 4, 8] {
+        let int4 = encodings(5376)[0].1;
+        let int8 = quantized(8, 5376, DType::BF16, Offset::Symmetric);
+        cases.push(product("int4 g32 nibble", int4, 5376, 21504, rows, rows, arch));
+        cases.push(product("int4 g32 nibble", int4, 16384, 5376, rows, rows, arch));
+        cases.push(product("int8 rows", int8, 8192, 5376, rows, rows, arch));
+        cases.push(product("bf16", Encoding::Dense(DType::BF16), 512, 5376, rows, rows, arch));
+        cases.push(geglu(rows, arch));
+    }
+    for (name, encoding) in encodings(256) {
+        cases.push(embed(name, encoding, arch));
+    }
+    cases
+}
