@@ -4,7 +4,7 @@
 //! order in which the tensor cores read them. [`panel_index`] is their definition.
 
 use crate::contract::{args, source};
-use crate::packed::Packed;
+use crate::packed::{Codes, Packed};
 use crate::{Amount, Arch, Extent, Kernel, Unsupported};
 
 /// Columns of a panel.
@@ -110,8 +110,12 @@ impl LinearMany {
     /// The kernel of `arch` that computes `rows` rows fastest.
     pub fn choose(weight: Packed, rows: u32, output: ManyOutput, arch: Arch) -> Self {
         let hopper = arch == Arch::Sm90a;
-        let sizes: &[u32] =
-            if hopper { &[64, 96, 128, 160, 192, 224, 256] } else { &[32, 64, 128] };
+        let sizes: &[u32] = match (hopper, weight.codes) {
+            (true, _) => &[64, 96, 128, 160, 192, 224, 256],
+            (false, Codes::Nibble) => &[32, 64, 128],
+            // Wider codes leave too few registers for the sums of 128 rows.
+            (false, _) => &[32, 64],
+        };
         let cost = |tokens: &u32| u64::from(rows.div_ceil(*tokens)) * u64::from(tokens + TILE_COST);
         let tokens = sizes.iter().copied().min_by_key(cost).unwrap_or(64);
         Self { weight, tokens, output, hopper }
@@ -227,10 +231,10 @@ mod tests {
         let weight = Packed {
             n: 256,
             k: 256,
-            codes: crate::Codes::Bf16,
-            group: 0,
+            codes: Codes::Nibble,
+            group: 32,
             scale: gemma4_format::DType::BF16,
-            offset: crate::PackedOffset::None,
+            offset: crate::PackedOffset::Nibble,
         };
         let tokens = |rows, arch| LinearMany::choose(weight, rows, ManyOutput::F32, arch).tokens;
         assert_eq!([9, 129, 417, 512].map(|rows| tokens(rows, Arch::Sm90a)), [64, 160, 224, 256]);

@@ -35,7 +35,7 @@ fn panels(x: &[f32], columns: u32, room: u32) -> Vec<u16> {
 
 fn to_panels(k: u32, rows: u32, arch: Arch) -> Case {
     let kernel = ToPanels { k }.kernel().unwrap();
-    let name = format!("to_panels {k} T={rows}");
+    let name = format!("many rows to panels {k} T={rows}");
     Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
         let x = Random(3).normals((rows * k) as usize);
         let out = gpu.poisoned(panel_elements(room(rows), k) as usize * 2);
@@ -156,7 +156,7 @@ fn product(
         }
         let error = if unwritten { f64::INFINITY } else { distance(&got, &wanted) };
         // Tensor cores cut off the bits of a float32 sum that do not fit.
-        Outcome { error, limit: if output == ManyOutput::F32 { 2e-5 } else { 3e-3 } }
+        Outcome { error, limit: if output == ManyOutput::F32 { 4e-5 } else { 3e-3 } }
     })
 }
 

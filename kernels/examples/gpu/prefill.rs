@@ -201,11 +201,8 @@ impl Bench<'_> {
         self.launch(&layer.to_panels, rows, &panels);
     }
 
-    fn layer(&mut self, layer: &Layer, full: bool, rows: u32) {
-        let [qkv, o, gate_up, down] = self.memory.weights[usize::from(full)];
-        let Memory { panels, wide, sums, norm, q, tables, .. } = self.memory;
-        self.norm(layer, rows);
-        self.linear(&layer.qkv, rows, sums, panels, qkv);
+    fn rope(&mut self, layer: &Layer, full: bool, rows: u32) {
+        let Memory { sums, norm, q, tables, .. } = self.memory;
         let ring = if full { CONTEXT } else { WINDOW + ROOM };
         let values = [
             Value::At(sums.at),
@@ -221,6 +218,14 @@ impl Bench<'_> {
             Value::F32(1e-6),
         ];
         self.launch(&layer.rope, rows, &values);
+    }
+
+    fn layer(&mut self, layer: &Layer, full: bool, rows: u32) {
+        let [qkv, o, gate_up, down] = self.memory.weights[usize::from(full)];
+        let Memory { panels, wide, sums, .. } = self.memory;
+        self.norm(layer, rows);
+        self.linear(&layer.qkv, rows, sums, panels, qkv);
+        self.rope(layer, full, rows);
         self.attention(layer, full, rows);
         self.linear(&layer.o, rows, sums, wide, o);
         self.norm(layer, rows);
@@ -287,6 +292,20 @@ impl Bench<'_> {
             }
             println!("{line}");
         }
+    }
+
+    /// What stands between products and attention.
+    fn others(&mut self, rows: u32) {
+        let [window, full] = [false, true].map(|full| Layer::new(full, rows, self.arch));
+        self.norm(&window, rows);
+        self.rope(&window, false, rows);
+        self.rope(&full, true, rows);
+        let norm = self.time(5, |bench| bench.norm(&window, rows));
+        let ropes = [
+            self.time(5, |bench| bench.rope(&window, false, rows)),
+            self.time(5, |bench| bench.rope(&full, true, rows)),
+        ];
+        println!("{} T {rows}: norm and panels {norm:.4} ms, ropes {ropes:.4?} ms", self.arch);
     }
 
     /// All layers of one call.
@@ -361,6 +380,7 @@ pub fn run(directory: &Path) {
         }
         for rows in [512, 2048] {
             bench.attentions(rows);
+            bench.others(rows);
         }
         for (rows, depth) in
             [(417, 0), (512, 0), (2048, 0), (2048, 2048), (512, 32_256), (2048, 30_720)]
