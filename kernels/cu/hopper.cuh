@@ -13,6 +13,13 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Orders this thread's ordinary writes to shared memory before reads by the tensor cores.
+__device__ __forceinline__ void fence_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Arrives at the barrier that lies at the same offset in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
@@ -90,4 +97,10 @@ __device__ __forceinline__ void wgmma_wait() {
 // (swizzled_128 in tensor_core.cuh), eight rows to 1024 bytes. The tile starts on a multiple of 1024.
 __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return (1ull << 62) | (64ull << 32) | (1ull << 16) | ((address & 0x3FFFF) >> 4);
+}
+
+// The same for an operand whose columns lie together: the next eight rows follow after 1024 bytes, the next
+// 64 columns after `panel_bytes`.
+__device__ __forceinline__ u64 transposed_operand_descriptor(u32 address, u32 panel_bytes) {
+    return (1ull << 62) | (64ull << 32) | (u64(panel_bytes >> 4) << 16) | ((address & 0x3FFFF) >> 4);
 }

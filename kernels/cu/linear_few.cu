@@ -30,6 +30,7 @@ constexpr int N_TILES = ceil_div(COLUMNS, 8);      // instructions for all of th
 constexpr int TILES = ceil_div(N, UNIT_ROWS);      // along N
 constexpr int SPLIT_UNITS = ceil_div(UNITS, SPLITS);  // at most, of one split
 constexpr int SUMS = GROUPS > 0 ? GROUPS : 1;      // sums of x in a unit
+constexpr int X_BATCH = 4;                         // units of x that a warp splits at a time
 
 // Shared memory: limbs of x [unit][half][column][t] 16 bytes (dense: [unit][quarter]...), sums
 // [unit][virtual][SUMS], scales [unit][virtual], rings [warp][stage].
@@ -105,10 +106,11 @@ __device__ __forceinline__ Unit load_unit(const u8* unit, u32 lane) {
             if constexpr (GROUPS == 4) nibbles = load<u32>(unit + OFFSET_AT + g * 4);
             else if constexpr (GROUPS == 2) nibbles = load<u16>(unit + OFFSET_AT + g * 2);
             else nibbles = load<u8>(unit + OFFSET_AT + g);
+            const u32 low = nibbles & 0x0f0f0f0fu, high = nibbles >> 4 & 0x0f0f0f0fu;
 #pragma unroll
             for (int i = 0; i < GROUPS; i++) {
-                u.offsets[i][0] = float(nibbles >> (8 * i) & 15);
-                u.offsets[i][1] = float(nibbles >> (8 * i + 4) & 15);
+                u.offsets[i][0] = float(low >> (8 * i) & 255);
+                u.offsets[i][1] = float(high >> (8 * i) & 255);
             }
         }
     }
@@ -118,16 +120,16 @@ __device__ __forceinline__ Unit load_unit(const u8* unit, u32 lane) {
 // c += a b, in integers; codes of 4 bits are unsigned, of 8 bits signed.
 __device__ __forceinline__ void multiply(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if constexpr (BITS == 4)
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ void multiply(float (&c)[4], const uint4& a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
@@ -221,8 +223,23 @@ __device__ __forceinline__ u32 bytes_of(int a, int b, int c, int d) {
     return (u32(a) & 255) | (u32(b) & 255) << 8 | (u32(c) & 255) << 16 | u32(d) << 24;
 }
 
-// Writes 128 columns of a row into shared memory as limbs; lane l holds columns 4 l .. 4 l + 3.
-__device__ __forceinline__ void split_dense(u8* shared, u32 chunk, u32 row, float4 v, u32 lane) {
+// Columns `column` .. `column + 3` of a row of x, zeros beyond K.
+__device__ __forceinline__ float4 load_columns(const float* row, u32 column) {
+    float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (K % 4 == 0) {
+        if (column < K) v = *(const float4*)(row + column);
+    } else {
+        if (column < K) v.x = row[column];
+        if (column + 1 < K) v.y = row[column + 1];
+        if (column + 2 < K) v.z = row[column + 2];
+        if (column + 3 < K) v.w = row[column + 3];
+    }
+    return v;
+}
+
+// Writes 128 columns of a row into shared memory as limbs, if `inside`; lane l holds columns
+// 4 l .. 4 l + 3.
+__device__ __forceinline__ void split_dense(u8* shared, u32 chunk, u32 row, float4 v, u32 lane, bool inside) {
     const u32 high[2] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
     const u32 low[2] = {bf16_pair(v.x - bf16_low(high[0]), v.y - bf16_high(high[0])),
                         bf16_pair(v.z - bf16_low(high[1]), v.w - bf16_high(high[1]))};
@@ -231,11 +248,11 @@ __device__ __forceinline__ void split_dense(u8* shared, u32 chunk, u32 row, floa
         const u32 column = 4 * lane + 2 * i;  // 8 r + 2 t of block `column / 16`
         const u32 word = column / 16 % 2 * 2 + column / 8 % 2, t = column / 2 % 4;
         u32* at = (u32*)shared + (chunk * 4 + column / 32) * COLUMNS * 16 + t * 4 + word;
-        at[(2 * row) * 16] = high[i];
-        at[(2 * row + 1) * 16] = low[i];
+        if (inside) at[(2 * row) * 16] = high[i];
+        if (inside) at[(2 * row + 1) * 16] = low[i];
     }
 }
-__device__ __forceinline__ void split_quantized(u8* shared, u32 chunk, u32 row, float4 v, u32 lane) {
+__device__ __forceinline__ void split_quantized(u8* shared, u32 chunk, u32 row, float4 v, u32 lane, bool inside) {
     const float largest = warp_max(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
     const float scale = largest / 16319.0f, inverse = largest > 0.0f ? 16319.0f / largest : 0.0f;
     float rest[4] = {v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse};
@@ -254,12 +271,12 @@ __device__ __forceinline__ void split_quantized(u8* shared, u32 chunk, u32 row, 
         }
         const u32 index = row * PARTS + part;
         u32* at = (u32*)shared + ((chunk * 2 + lane / 16) * COLUMNS + 2 * index) * 16 + lane % 4 * 4 + lane / 4 % 4;
-        at[0] = bytes_of(high[0], high[1], high[2], high[3]);
-        at[16] = bytes_of(low[0], low[1], low[2], low[3]);
+        if (inside) at[0] = bytes_of(high[0], high[1], high[2], high[3]);
+        if (inside) at[16] = bytes_of(low[0], low[1], low[2], low[3]);
 #pragma unroll
         for (int offset = 1; offset < 32 / SUMS; offset *= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-        if (lane % (32 / SUMS) == 0) x_sums[index * SUMS + lane / (32 / SUMS)] = float(sum);
-        if (lane == 0) x_scales[index] = part == 0 ? scale : scale * (1.0f / 16384.0f);
+        if (inside && lane % (32 / SUMS) == 0) x_sums[index * SUMS + lane / (32 / SUMS)] = float(sum);
+        if (inside && lane == 0) x_scales[index] = part == 0 ? scale : scale * (1.0f / 16384.0f);
     }
 }
 
@@ -326,22 +343,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
 #endif
 
     wait_for_predecessor();
-    for (u32 i = warp; i < (last - first) * rows; i += WARPS) {
-        const u32 chunk = i % (last - first), row = i / (last - first);
-        const u32 column = (first + chunk) * UNIT_COLUMNS + 4 * lane;
-        const float* from = x + u64(row) * K + column;
-        float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (K % 4 == 0) {
-            if (column < K) v = *(const float4*)from;
-        } else {
-            if (column < K) v.x = from[0];
-            if (column + 1 < K) v.y = from[1];
-            if (column + 2 < K) v.z = from[2];
-            if (column + 3 < K) v.w = from[3];
+    for (u32 row = 0; row < rows; row++)
+        for (u32 base = first + warp; base < last; base += WARPS * X_BATCH) {
+            float4 v[X_BATCH];
+#pragma unroll
+            for (int i = 0; i < X_BATCH; i++)
+                v[i] = load_columns(x + u64(row) * K, (base + i * WARPS) * UNIT_COLUMNS + 4 * lane);
+#pragma unroll
+            for (int i = 0; i < X_BATCH; i++) {
+                const u32 unit = base + i * WARPS;
+                if constexpr (DENSE) split_dense(shared, unit - first, row, v[i], lane, unit < last);
+                else split_quantized(shared, unit - first, row, v[i], lane, unit < last);
+            }
         }
-        if constexpr (DENSE) split_dense(shared, chunk, row, v, lane);
-        else split_quantized(shared, chunk, row, v, lane);
-    }
     __syncthreads();
 
 #if BULK
@@ -354,12 +368,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
             const u32 units = lesser(u32(STAGE_UNITS), last - unit);
             barrier_wait(&barriers[warp][slot], parity);
             const u8* stage = ring + slot * STAGE_BYTES;
-#pragma unroll
-            for (u32 i = 0; i < STAGE_UNITS; i++) {
-                if (i >= units) break;
+            const auto consume = [&](u32 i) {
                 const Unit now = load_unit(stage + i * UNIT_BYTES, lane);
                 if constexpr (DENSE) accumulate_dense(sums, now, shared, unit - first + i, lane);
                 else accumulate(sums, now, shared, unit - first + i, lane);
+            };
+            // A full stage is one stretch of code, so that its units overlap.
+            if (units == STAGE_UNITS) {
+#pragma unroll
+                for (u32 i = 0; i < STAGE_UNITS; i++) consume(i);
+            } else {
+                for (u32 i = 0; i < units; i++) consume(i);
             }
             unit += units;
             __syncwarp();

@@ -1,6 +1,6 @@
 // Rewrites a weight from the plain layout of the data file into that of packed.cuh. Runs once at load.
 //
-// One warp per unit. Tile `i` of the launch takes its rows 8 h + g from the source `h`, row
+// One warp per unit. Tile `i` of the launch takes its rows 8 h + g from source `h`, row
 // i * TILE_STRIDE + h * HALF_STRIDE + g: with strides 16 and 8 and both sources equal, the rows of
 // one matrix in order; with strides 8 and 0, the rows of two matrices (gate and up) in turns of eight.
 //
@@ -67,8 +67,10 @@ extern "C" __global__ void __launch_bounds__(256)
     const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 tile = index / UNITS, unit = index % UNITS;
     if (tile >= tiles) return;
-    const Matrix matrix[2] = {{codes_0, codes_high_0, scales_0, offsets_0},
-                              {codes_1, codes_high_1, scales_1, offsets_1}};
+    const auto source = [&](u32 h) {
+        return h == 0 ? Matrix{codes_0, codes_high_0, scales_0, offsets_0}
+                      : Matrix{codes_1, codes_high_1, scales_1, offsets_1};
+    };
     u8* out = packed + unit_at(first + tile, unit);
     u32* words = (u32*)out;
     const u32 column = unit * UNIT_COLUMNS;
@@ -82,17 +84,17 @@ extern "C" __global__ void __launch_bounds__(256)
                     const u32 k = column + i * 64 + j * 16 + 4 * t + b;
                     for (u32 h = 0; h < 2; h++) {
                         const u64 row = source_row(h, g);
-                        word |= stored_code(matrix[h], row, k, row < rows) << (8 * b + 4 * h);
+                        word |= stored_code(source(h), row, k, row < rows) << (8 * b + 4 * h);
                     }
                 } else if constexpr (BITS == 8) {
                     const u64 row = source_row(j % 2, g);
-                    word |= stored_code(matrix[j % 2], row, column + i * 32 + j / 2 * 16 + 4 * t + b,
+                    word |= stored_code(source(j % 2), row, column + i * 32 + j / 2 * 16 + 4 * t + b,
                                         row < rows)
                             << (8 * b);
                 } else {
                     const u64 row = source_row(j % 2, g);
                     const u32 k = column + i * 16 + j / 2 * 8 + 2 * t + b / 2;
-                    if (row < rows && k < K) word |= matrix[j % 2].codes[(row * K + k) * 2 + b % 2] << (8 * b);
+                    if (row < rows && k < K) word |= source(j % 2).codes[(row * K + k) * 2 + b % 2] << (8 * b);
                 }
             }
             words[(i * WARP + lane) * 4 + j] = word;
@@ -104,10 +106,10 @@ extern "C" __global__ void __launch_bounds__(256)
             const u64 row = source_row(h, at / (2 * GROUPS));
             const bool inside = row < rows && k < K;
             const u32 group = k / SOURCE_GROUP;
-            const float scale = inside ? read_float<SCALE>(matrix[h].scales, row * SOURCE_GROUPS + group) : 0.0f;
+            const float scale = inside ? read_float<SCALE>(source(h).scales, row * SOURCE_GROUPS + group) : 0.0f;
             write_float<SCALE>(out + SCALE_AT, at, scale);
             if constexpr (OFFSET == ZERO || OFFSET == MINIMUM)
-                write_float<OFFSET_TYPE>(out + OFFSET_AT, at, inside ? offset(matrix[h], row, group) : 0.0f);
+                write_float<OFFSET_TYPE>(out + OFFSET_AT, at, inside ? offset(source(h), row, group) : 0.0f);
         }
         if constexpr (OFFSET == NIBBLE_ZERO)
             for (u32 at = lane; at < UNIT_ROWS * GROUPS / 2; at += WARP) {
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 for (u32 h = 0; h < 2; h++) {
                     const u32 k = column + at % GROUPS * GROUP;
                     const u64 row = source_row(h, at / GROUPS);
-                    if (row < rows && k < K) byte |= u32(offset(matrix[h], row, k / SOURCE_GROUP)) << (4 * h);
+                    if (row < rows && k < K) byte |= u32(offset(source(h), row, k / SOURCE_GROUP)) << (4 * h);
                 }
                 out[OFFSET_AT + at] = byte;
             }
@@ -124,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(256)
             const u32 h = lane / 8;
             const u64 row = source_row(h, lane % 8);
             float* pair = (float*)(packed + row_scales_at(n)) + 2 * (u64(first + tile) * UNIT_ROWS + lane);
-            pair[0] = row < rows ? read_float<SCALE>(matrix[h].scales, row) : 0.0f;
-            pair[1] = row < rows && OFFSET == ZERO ? offset(matrix[h], row, 0) : 0.0f;
+            pair[0] = row < rows ? read_float<SCALE>(source(h).scales, row) : 0.0f;
+            pair[1] = row < rows && OFFSET == ZERO ? offset(source(h), row, 0) : 0.0f;
         }
     }
 }

@@ -24,3 +24,11 @@ __device__ __forceinline__ void store_panel_16(u16* panels, u32 row, u32 column,
     *(uint4*)(to + (chunk ^ row % 8) * 8) = make_uint4(pairs[0], pairs[2], pairs[4], pairs[6]);
     *(uint4*)(to + (chunk + 1 ^ row % 8) * 8) = make_uint4(pairs[1], pairs[3], pairs[5], pairs[7]);
 }
+
+// Writes columns `column` .. `column` + 3 of a row (a multiple of 4), given as pairs.
+__device__ __forceinline__ void store_panel_4(u16* panels, u32 row, u32 column, u32 panel_rows, u32 even, u32 odd) {
+    u32* to = (u32*)(panels + (u64(column / PANEL_COLUMNS) * panel_rows + row) * PANEL_COLUMNS);
+    const u32 chunk = column % PANEL_COLUMNS / 16 * 2, word = column % 16 / 4;
+    to[(chunk ^ row % 8) * 4 + word] = even;
+    to[(chunk + 1 ^ row % 8) * 4 + word] = odd;
+}

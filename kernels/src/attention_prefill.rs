@@ -19,8 +19,9 @@ pub struct AttentionPrefill {
     pub d: u32,
     /// Keys that a query sees, itself included; `None` for all.
     pub window: Option<u32>,
-    /// How a block divides its work.
-    pub tiling: Tiling,
+    /// How the portable kernel divides its work; `None` for the kernel of exactly sm_90a (`wgmma`, heads of
+    /// 256 and 512 columns).
+    pub tiling: Option<Tiling>,
 }
 
 /// Queries and keys that a block holds, and how its warps share them.
@@ -53,20 +54,46 @@ impl Tiling {
     fn queries(&self) -> u32 {
         16 * self.row_tiles * self.row_warps
     }
+
+    fn shared(&self, d: u32) -> u32 {
+        let Tiling { column_warps, keys, .. } = *self;
+        let queries = self.queries();
+        let exchanged = queries * (keys * 2 + 16) + column_warps * queries * 4;
+        (queries + 2 * keys) * (d * 2 + 16) + if column_warps > 1 { exchanged } else { 0 }
+    }
+
+    fn fits(&self, d: u32) -> bool {
+        matches!(self.row_tiles, 1 | 2)
+            && self.row_warps > 0
+            && self.column_warps > 0
+            && self.row_warps * self.column_warps <= 16
+            && self.keys % (16 * self.column_warps) == 0
+            && d % (16 * self.column_warps) == 0
+    }
+
+    fn defines(&self) -> [(&'static str, String); 4] {
+        [
+            ("ROW_TILES", self.row_tiles.to_string()),
+            ("ROW_WARPS", self.row_warps.to_string()),
+            ("COLUMN_WARPS", self.column_warps.to_string()),
+            ("BLOCK_KEYS", self.keys.to_string()),
+        ]
+    }
+}
+
+/// Shared memory of the Hopper kernel: queries and tiles of 64 keys and values fill 192 KiB; heads of 512
+/// columns also exchange weights and maxima.
+fn hopper_shared(d: u32) -> u32 {
+    let exchanged = if d > 256 { 64 * (64 * 2 + 16) } else { 0 };
+    192 * 1024 + exchanged + 512
 }
 
 impl AttentionPrefill {
     /// The attention of a layer, tiled for `arch`.
     pub fn choose(q_heads: u32, kv_heads: u32, d: u32, window: Option<u32>, arch: Arch) -> Self {
-        Self { q_heads, kv_heads, d, window, tiling: Tiling::choose(d, arch) }
-    }
-
-    fn shared(&self) -> u32 {
-        let Tiling { column_warps, keys, .. } = self.tiling;
-        let queries = self.tiling.queries();
-        let row = self.d * 2 + 16;
-        let exchanged = queries * (keys * 2 + 16) + column_warps * queries * 4;
-        (queries + 2 * keys) * row + if column_warps > 1 { exchanged } else { 0 }
+        let hopper = arch == Arch::Sm90a && matches!(d, 256 | 512);
+        let tiling = (!hopper).then(|| Tiling::choose(d, arch));
+        Self { q_heads, kv_heads, d, window, tiling }
     }
 
     /// The kernel, if its dims are among the known.
@@ -84,37 +111,37 @@ impl AttentionPrefill {
         if self.window == Some(0) {
             return unsupported("a window of no keys".to_owned());
         }
-        let Tiling { row_tiles, row_warps, column_warps, keys } = self.tiling;
-        if !matches!(row_tiles, 1 | 2)
-            || row_warps == 0
-            || column_warps == 0
-            || keys % (16 * column_warps) != 0
-            || self.d % (16 * column_warps) != 0
-            || row_warps * column_warps > 16
-        {
-            return unsupported(format!("{:?} with heads of {}", self.tiling, self.d));
-        }
+        let mut defines = vec![
+            ("D", self.d.to_string()),
+            ("Q_HEADS", self.q_heads.to_string()),
+            ("KV_HEADS", self.kv_heads.to_string()),
+            ("WINDOW", self.window.unwrap_or(0).to_string()),
+        ];
+        let (source, queries, block, shared) = match self.tiling {
+            Some(tiling) if tiling.fits(self.d) => {
+                defines.extend(tiling.defines());
+                let threads = 32 * tiling.row_warps * tiling.column_warps;
+                let source = source!("attention_prefill.cu");
+                (source, tiling.queries(), threads, tiling.shared(self.d))
+            }
+            None if matches!(self.d, 256 | 512) => {
+                let queries = if self.d == 256 { 128 } else { 64 };
+                (source!("attention_prefill_sm90.cu"), queries, 384, hopper_shared(self.d))
+            }
+            tiling => return unsupported(format!("{tiling:?} with heads of {} columns", self.d)),
+        };
         let width = u64::from(self.q_heads * self.d);
         Ok(Kernel {
-            source: source!("attention_prefill.cu"),
-            defines: vec![
-                ("D", self.d.to_string()),
-                ("Q_HEADS", self.q_heads.to_string()),
-                ("KV_HEADS", self.kv_heads.to_string()),
-                ("WINDOW", self.window.unwrap_or(0).to_string()),
-                ("ROW_TILES", row_tiles.to_string()),
-                ("ROW_WARPS", row_warps.to_string()),
-                ("COLUMN_WARPS", column_warps.to_string()),
-                ("BLOCK_KEYS", keys.to_string()),
-            ],
+            source,
+            defines,
             symbol: "attention_prefill",
             grid: [
                 Extent::Fixed(self.q_heads),
-                Extent::Rows { per: self.tiling.queries(), times: 1 },
+                Extent::Rows { per: queries, times: 1 },
                 Extent::Fixed(1),
             ],
-            block: 32 * row_warps * column_warps,
-            shared: self.shared(),
+            block,
+            shared,
             args: args![
                 Read q, Read table, U32 state, U32 keys, U32 values, U32 ring, Write y, U32 rows,
                 U32 panel_rows, F32 scale,

@@ -14,7 +14,7 @@ pub use cubin::Resources;
 pub use nvrtc::Nvrtc;
 
 /// Files that a source may `#include` by name.
-const HEADERS: [Source; 10] = [
+const HEADERS: [Source; 11] = [
     source!("common.cuh"),
     source!("dequantize.cuh"),
     source!("gelu.cuh"),
@@ -24,6 +24,7 @@ const HEADERS: [Source; 10] = [
     source!("panels.cuh"),
     source!("session.cuh"),
     source!("tensor_core.cuh"),
+    source!("wgmma_attention.cuh"),
     source!("wgmma_tokens.cuh"),
 ];
 

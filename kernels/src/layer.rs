@@ -11,7 +11,8 @@ use crate::{Amount, Extent, Kernel, Unsupported};
 /// `a` = the partial sums added in order; `x = (x + rms(a) · post) · scalar`; `y = rms(x) · next`.
 /// Arguments: `sums` `[splits, T, h]`, `post` `[h]`, `scalar` `[1]`, the residual `x` `[T, h]`, `next`
 /// `[h]`, `y` `[T, h]` (all float32 except the weights), `rows` = T, `eps`. What an instance does
-/// without may be null.
+/// without may be null. For products of many rows, `y` is bfloat16 panels with room for `panel_rows`, an
+/// argument after `rows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddNorm {
     /// Columns, a multiple of 4.
@@ -27,8 +28,17 @@ pub struct AddNorm {
 }
 
 impl AddNorm {
-    /// The kernel.
+    /// The kernel that writes `y` in float32 rows.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
+        self.writing(false)
+    }
+
+    /// The kernel that writes `y` in panels.
+    pub fn into_panels(&self) -> Result<Kernel, Unsupported> {
+        self.writing(true)
+    }
+
+    fn writing(&self, panels: bool) -> Result<Kernel, Unsupported> {
         if self.h == 0 || self.h % 4 != 0 || self.h > 16384 {
             let reason = format!("{} columns: a multiple of 4 up to 16384 is needed", self.h);
             return Err(Unsupported { kernel: "add_norm", reason });
@@ -46,13 +56,21 @@ impl AddNorm {
                 ("WEIGHT", type_code(self.weight).to_owned()),
                 ("THREADS", threads.to_string()),
             ],
-            symbol: "add_norm",
+            symbol: if panels { "add_norm_panels" } else { "add_norm" },
             grid: [Extent::Rows { per: 1, times: 1 }, Extent::Fixed(1), Extent::Fixed(1)],
             block: threads,
             shared: 0,
-            args: args![
-                Read sums, Read post, Read scalar, Update x, Read next, Write y, U32 rows, F32 eps,
-            ],
+            args: if panels {
+                args![
+                    Read sums, Read post, Read scalar, Update x, Read next, Write y, U32 rows,
+                    U32 panel_rows, F32 eps,
+                ]
+            } else {
+                args![
+                    Read sums, Read post, Read scalar, Update x, Read next, Write y, U32 rows,
+                    F32 eps,
+                ]
+            },
             dependent_launch: true,
             bytes: Amount { per_row: u64::from(arrays * self.h) * 4, ..Amount::default() },
             operations: Amount { per_row: u64::from(self.h) * 10, ..Amount::default() },

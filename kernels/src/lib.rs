@@ -33,7 +33,7 @@ pub use attention_few::AttentionFew;
 pub use attention_prefill::{AttentionPrefill, Tiling};
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
-pub use linear_few::{Epilogue, LinearFew, Ring};
+pub use linear_few::{Epilogue, HALF_OF_SHARED, LinearFew, Ring};
 pub use linear_many::{
     LinearMany, ManyOutput, PANEL_COLUMNS, ToPanels, panel_elements, panel_index,
 };

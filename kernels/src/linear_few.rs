@@ -50,7 +50,9 @@ pub struct LinearFew {
 
 /// Shared memory of a block that lets two blocks share a multiprocessor of compute capability 9.0:
 /// the next kernel's weights stream in while this one ends.
-const HALF_OF_SHARED: u32 = 113 * 1024;
+pub const HALF_OF_SHARED: u32 = 113 * 1024;
+/// Shared memory of a block that has a multiprocessor of compute capability 9.0 to itself.
+const ALL_SHARED: u32 = 226 * 1024;
 /// Shared memory of the activations of a block, where blocks may have 99 KiB.
 const PORTABLE_SHARED: u32 = 96 * 1024;
 /// Splits that are tried.
@@ -59,6 +61,9 @@ const MOST_SPLITS: u32 = 16;
 impl LinearFew {
     /// The launch for `weight` and calls of at most `rows` rows that keeps the warps of a device of
     /// `sms` multiprocessors most evenly busy.
+    ///
+    /// Where the activations of the whole of `k` must fit beside one another and do not, the second
+    /// block's room is given up, then the second part of the activations.
     pub fn choose(
         weight: Packed,
         rows: u32,
@@ -67,27 +72,37 @@ impl LinearFew {
         sms: u32,
     ) -> Result<Self, Unsupported> {
         let bulk = arch == Arch::Sm90a;
-        let mut best: Option<(f64, Self)> = None;
-        for splits in 1..=MOST_SPLITS.min(weight.units()) {
-            if splits > 1 && epilogue != Epilogue::Partial {
-                break;
-            }
-            for warps in if bulk { 6..=12 } else { 8..=8 } {
-                let mut candidate =
-                    Self { weight, rows, parts: 2, splits, warps, epilogue, ring: None };
-                if bulk {
-                    let Some(ring) = candidate.largest_ring() else { continue };
-                    candidate.ring = Some(ring);
-                } else if candidate.shared() > PORTABLE_SHARED {
-                    continue;
+        let rooms: &[u32] = match (bulk, epilogue) {
+            (false, _) => &[PORTABLE_SHARED],
+            (true, Epilogue::Partial) => &[HALF_OF_SHARED],
+            (true, _) => &[HALF_OF_SHARED, ALL_SHARED],
+        };
+        let most_splits = if epilogue == Epilogue::Partial { MOST_SPLITS } else { 1 };
+        for parts in [2, 1] {
+            for room in rooms {
+                let mut best: Option<(f64, Self)> = None;
+                for splits in 1..=most_splits.min(weight.units()) {
+                    for warps in if bulk { 6..=16 } else { 8..=8 } {
+                        let mut candidate =
+                            Self { weight, rows, parts, splits, warps, epilogue, ring: None };
+                        if bulk {
+                            candidate.ring = candidate.largest_ring(*room);
+                        }
+                        if candidate.shared() > *room || candidate.ring.is_some() != bulk {
+                            continue;
+                        }
+                        let cost = candidate.relative_time(sms);
+                        if best.is_none_or(|(least, _)| cost < least) {
+                            best = Some((cost, candidate));
+                        }
+                    }
                 }
-                let cost = candidate.relative_time(sms);
-                if best.is_none_or(|(least, _)| cost < least) {
-                    best = Some((cost, candidate));
+                if let Some((_, candidate)) = best {
+                    return Ok(candidate);
                 }
             }
         }
-        best.map(|(_, candidate)| candidate).ok_or_else(|| Unsupported {
+        Err(Unsupported {
             kernel: "linear_few",
             reason: format!(
                 "{rows} rows of {} columns do not fit in shared memory with {epilogue:?}",
@@ -106,12 +121,12 @@ impl LinearFew {
         f64::from(units) * f64::from(self.weight.unit_bytes()) + f64::from(sums)
     }
 
-    /// The ring that fills half of a multiprocessor's shared memory.
-    fn largest_ring(&self) -> Option<Ring> {
-        let room = HALF_OF_SHARED.checked_sub(self.activation_bytes() + 1024)? / self.warps;
+    /// The ring that fills `room` bytes of shared memory beside the activations.
+    pub fn largest_ring(&self, room: u32) -> Option<Ring> {
+        let room = room.checked_sub(self.activation_bytes() + 1024)? / self.warps;
         let stage_units = if self.weight.unit_bytes() < 2048 { 2 } else { 1 };
         let stages = (room / (self.weight.unit_bytes() * stage_units)).min(6);
-        (stages >= 2).then_some(Ring { stages, stage_units, l2_ahead: 16 * 1024 })
+        (stages >= 2).then_some(Ring { stages, stage_units, l2_ahead: 0 })
     }
 
     /// Bytes of activations in shared memory.

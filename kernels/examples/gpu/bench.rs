@@ -35,17 +35,27 @@ const HEAD: Encoding =
 #[derive(Clone, Copy)]
 struct Variant {
     name: &'static str,
-    l2_ahead: u32,
     rows: u32,
+    l2_ahead: u32,
+    /// Warps of a block, where not the best choice.
+    wide: bool,
+    early: bool,
+    probe: u32,
 }
 
-const VARIANTS: [Variant; 6] = [
-    Variant { name: "1 row", l2_ahead: 16 << 10, rows: 1 },
-    Variant { name: "1 row, nothing ahead", l2_ahead: 0, rows: 1 },
-    Variant { name: "1 row, 32 KiB ahead", l2_ahead: 32 << 10, rows: 1 },
-    Variant { name: "2 rows", l2_ahead: 16 << 10, rows: 2 },
-    Variant { name: "4 rows", l2_ahead: 16 << 10, rows: 4 },
-    Variant { name: "8 rows", l2_ahead: 16 << 10, rows: 8 },
+const PLAIN: Variant =
+    Variant { name: "1 row", rows: 1, l2_ahead: 0, wide: false, early: true, probe: 0 };
+
+const VARIANTS: [Variant; 9] = [
+    PLAIN,
+    Variant { name: "1 row, wide", wide: true, ..PLAIN },
+    Variant { name: "1 row, wide, 8K", wide: true, l2_ahead: 8 << 10, ..PLAIN },
+    Variant { name: "1 row, not early", early: false, ..PLAIN },
+    Variant { name: "1 row, no x", probe: 1, ..PLAIN },
+    Variant { name: "1 row, wide, no x", wide: true, probe: 1, ..PLAIN },
+    Variant { name: "2 rows", rows: 2, ..PLAIN },
+    Variant { name: "4 rows", rows: 4, ..PLAIN },
+    Variant { name: "8 rows", rows: 8, ..PLAIN },
 ];
 
 #[derive(Clone, Copy)]
@@ -55,6 +65,15 @@ struct Linears {
     gate_up: LinearFew,
     down: LinearFew,
     head: LinearFew,
+    variant: Variant,
+}
+
+/// A product's kernel.
+fn product(linear: LinearFew, variant: Variant) -> Kernel {
+    let mut kernel = linear.kernel().unwrap();
+    kernel.defines.push(("PROBE", variant.probe.to_string()));
+    kernel.dependent_launch = variant.early;
+    kernel
 }
 
 fn packed(n: u32, k: u32) -> Packed {
@@ -68,6 +87,17 @@ impl Linears {
             let chosen = LinearFew::choose(weight, variant.rows, epilogue, ARCH, 132);
             let partial = || LinearFew::choose(weight, variant.rows, Epilogue::Partial, ARCH, 132);
             let mut linear = chosen.or_else(|_| partial()).unwrap();
+            if variant.wide && n != VOCABULARY {
+                linear.warps = if epilogue == Epilogue::Geglu { 11 } else { 16 };
+                linear.splits = if epilogue == Epilogue::Geglu {
+                    1
+                } else if k == H {
+                    2
+                } else {
+                    6
+                };
+                linear.ring = linear.largest_ring(gemma4_kernels::HALF_OF_SHARED);
+            }
             if let Some(ring) = &mut linear.ring {
                 ring.l2_ahead = variant.l2_ahead;
             }
@@ -78,6 +108,7 @@ impl Linears {
             o: [8192, 16384].map(|k| choose(H, k, Epilogue::Partial)),
             gate_up: choose(2 * WIDTH, H, Epilogue::Geglu),
             down: choose(H, WIDTH, Epilogue::Partial),
+            variant,
             head: choose(VOCABULARY, H, Epilogue::SoftCap),
         }
     }
@@ -141,8 +172,12 @@ impl Step {
     }
 
     fn kernels(&self) -> Vec<Kernel> {
-        let mut kernels: Vec<Kernel> =
-            self.linears.all().iter().map(|linear| linear.kernel().unwrap()).collect();
+        let mut kernels: Vec<Kernel> = self
+            .linears
+            .all()
+            .iter()
+            .map(|linear| product(*linear, self.linears.variant))
+            .collect();
         kernels.extend([&self.embed, &self.first_norm, &self.after_layer].map(Clone::clone));
         kernels.extend(self.rope.clone());
         kernels.extend(self.after_attention.clone());
@@ -294,7 +329,11 @@ impl Model {
             let ring = Value::U32(if layer.full { CONTEXT } else { 1024 + 512 });
             let state = Value::U32(0);
             let products = &step.linears;
-            add(true, &products.qkv[full].kernel().unwrap(), &linear(layer.qkv, normed, sums));
+            add(
+                true,
+                &product(products.qkv[full], products.variant),
+                &linear(layer.qkv, normed, sums),
+            );
             add(
                 false,
                 &step.rope[full],
@@ -305,19 +344,35 @@ impl Model {
                 [q, table, state, index(0), index(1), ring, parts, stats, t, Value::F32(1.0)];
             add(false, &attention.kernel().unwrap(), &values);
             add(false, &attention.join().unwrap(), &[parts, stats, attended, table, state, t]);
-            add(true, &products.o[full].kernel().unwrap(), &linear(layer.o, attended, sums));
+            add(
+                true,
+                &product(products.o[full], products.variant),
+                &linear(layer.o, attended, sums),
+            );
             add(false, &step.after_attention[full], &[sums, ones, none, x, ones, normed, t, eps]);
             // The activation takes the place of the sums of attention, which have been read.
             let activation = parts;
             let output = if step.geglu.is_some() { sums } else { activation };
-            add(true, &products.gate_up.kernel().unwrap(), &linear(layer.gate_up, normed, output));
+            add(
+                true,
+                &product(products.gate_up, products.variant),
+                &linear(layer.gate_up, normed, output),
+            );
             if let Some(geglu) = &step.geglu {
                 add(false, geglu, &[sums, activation, t]);
             }
-            add(true, &products.down.kernel().unwrap(), &linear(layer.down, activation, sums));
+            add(
+                true,
+                &product(products.down, products.variant),
+                &linear(layer.down, activation, sums),
+            );
             add(false, &step.after_layer, &[sums, ones, ones, x, ones, normed, t, eps]);
         }
-        add(true, &step.linears.head.kernel().unwrap(), &linear(self.head, normed, logits));
+        add(
+            true,
+            &product(step.linears.head, step.linears.variant),
+            &linear(self.head, normed, logits),
+        );
         let maxima = stats;
         add(false, &step.sample.maxima().unwrap(), &[logits, maxima]);
         let values = [
@@ -360,7 +415,7 @@ pub fn run(directory: &Path, what: &[&str]) {
         println!("== {}", variant.name);
         let launches = model.step(&mut bench, &step, rows, true);
         for linear in step.linears.all() {
-            let kernel = linear.kernel().unwrap();
+            let kernel = product(linear, variant);
             let alone: Vec<Launch> = launches
                 .iter()
                 .filter(|launch| launch.kernel == kernel)

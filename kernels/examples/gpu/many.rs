@@ -1,7 +1,8 @@
 //! `to_panels`, `linear_many`, `attention_prefill` against float64.
 
+use gemma4_format::DType;
 use gemma4_kernels::{
-    Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Order, Pack, Packed, ToPanels,
+    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Order, Pack, Packed, ToPanels,
     panel_elements, panel_index,
 };
 use half::bf16;
@@ -52,6 +53,38 @@ fn to_panels(k: u32, rows: u32, arch: Arch) -> Case {
             .zip(panels(&x, k, room(rows)))
             .filter(|(got, wanted)| **got != *wanted)
             .count();
+        Outcome { error: wrong as f64, limit: 0.0 }
+    })
+}
+
+/// The norm that writes panels gives what the one that writes rows gives, rounded.
+fn norm_panels(h: u32, rows: u32, arch: Arch) -> Case {
+    let norm = AddNorm { h, splits: 2, scalar: true, next: true, weight: DType::BF16 };
+    let kernels = vec![norm.kernel().unwrap(), norm.into_panels().unwrap()];
+    let name = format!("many norms to panels {h} T={rows}");
+    Case::new(name, arch, kernels.clone(), move |gpu, functions| {
+        let mut random = Random(4);
+        let count = (rows * h) as usize;
+        let sums = gpu.upload(&random.normals(2 * count));
+        let [post, scalar, next] =
+            [h, 1, h].map(|n| gpu.upload(&to_bf16(&random.normals(n as usize))));
+        let x = random.normals(count);
+        let out = gpu.poisoned(count * 4);
+        let out_panels = gpu.poisoned(panel_elements(room(rows), h) as usize * 2);
+        for (panels, y) in [(false, out), (true, out_panels)] {
+            let mut values: Vec<Value> =
+                [sums, post, scalar, gpu.upload(&x), next, y].map(|b| Value::At(b.at)).to_vec();
+            values.push(Value::U32(rows));
+            if panels {
+                values.push(Value::U32(room(rows)));
+            }
+            values.push(Value::F32(1e-6));
+            let i = usize::from(panels);
+            gpu.launch(&kernels[i], functions[i], rows, &values);
+        }
+        let wanted = panels(&gpu.download::<f32>(out), h, room(rows));
+        let got = gpu.download::<u16>(out_panels);
+        let wrong = got.iter().zip(wanted).filter(|(got, wanted)| **got != *wanted).count();
         Outcome { error: wrong as f64, limit: 0.0 }
     })
 }
@@ -265,6 +298,7 @@ pub fn cases(arch: Arch) -> Vec<Case> {
     let mut cases = Vec::new();
     for (k, rows) in [(32, 3), (192, 65), (5376, 417)] {
         cases.push(to_panels(k, rows, arch));
+        cases.push(norm_panels(k, rows, arch));
     }
     cases.extend(products(arch));
     let heads = |q, kv, d, window| AttentionPrefill::choose(q, kv, d, window, arch);

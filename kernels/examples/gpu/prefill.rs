@@ -8,7 +8,7 @@ use std::time::Duration;
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::{
     AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Packed, Randomize, Rope,
-    ToPanels, panel_elements,
+    panel_elements,
 };
 
 use crate::case::cubin_name;
@@ -39,7 +39,6 @@ const HEADS: [(u32, u32, u32); 2] = [(32, 16, 256), (32, 4, 512)];
 #[derive(Clone)]
 struct Layer {
     norm: Kernel,
-    to_panels: Kernel,
     qkv: LinearMany,
     rope: Kernel,
     attention: Kernel,
@@ -73,9 +72,8 @@ impl Layer {
         let attention = AttentionPrefill::choose(q_heads, kv_heads, d, window, arch);
         Self {
             norm: AddNorm { h: H, splits: 1, scalar: true, next: true, weight: DType::BF16 }
-                .kernel()
+                .into_panels()
                 .unwrap(),
-            to_panels: ToPanels { k: H }.kernel().unwrap(),
             qkv: linear(columns, H, ManyOutput::F32),
             rope: rope.kernel().unwrap(),
             attention: attention.kernel().unwrap(),
@@ -93,8 +91,7 @@ impl Layer {
     fn kernels(&self) -> Vec<Kernel> {
         let mut kernels: Vec<Kernel> =
             self.linears().iter().map(|linear| linear.kernel().unwrap()).collect();
-        kernels
-            .extend([&self.norm, &self.to_panels, &self.rope, &self.attention].map(Clone::clone));
+        kernels.extend([&self.norm, &self.rope, &self.attention].map(Clone::clone));
         for linear in self.linears() {
             kernels.push(Randomize { weight: linear.weight }.kernel());
         }
@@ -124,7 +121,6 @@ struct Memory {
     ready: Buffer,
     norm: Buffer,
     x: Buffer,
-    rows: Buffer,
     panels: Buffer,
     wide: Buffer,
     sums: Buffer,
@@ -180,25 +176,12 @@ impl Bench<'_> {
         self.launch(&layer.attention, rows, &values);
     }
 
-    /// The norm that precedes a product, and its rounding to panels.
+    /// The norm that precedes a product.
     fn norm(&mut self, layer: &Layer, rows: u32) {
-        let memory = &self.memory;
-        let (sums, norm) = (memory.sums.at, Value::At(memory.norm.at));
-        let (x, y) = (memory.x.at, memory.rows.at);
-        let values = [
-            Value::At(sums),
-            norm,
-            norm,
-            Value::At(x),
-            norm,
-            Value::At(y),
-            Value::U32(rows),
-            Value::F32(1e-6),
-        ];
-        let panels =
-            [Value::At(y), Value::At(memory.panels.at), Value::U32(rows), Value::U32(ROOM)];
+        let Memory { sums, norm, x, panels, .. } = self.memory;
+        let mut values = [sums, norm, norm, x, norm, panels].map(|b| Value::At(b.at)).to_vec();
+        values.extend([Value::U32(rows), Value::U32(ROOM), Value::F32(1e-6)]);
         self.launch(&layer.norm, rows, &values);
-        self.launch(&layer.to_panels, rows, &panels);
     }
 
     fn rope(&mut self, layer: &Layer, full: bool, rows: u32) {
@@ -305,7 +288,7 @@ impl Bench<'_> {
             self.time(5, |bench| bench.rope(&window, false, rows)),
             self.time(5, |bench| bench.rope(&full, true, rows)),
         ];
-        println!("{} T {rows}: norm and panels {norm:.4} ms, ropes {ropes:.4?} ms", self.arch);
+        println!("{} T {rows}: norm {norm:.4} ms, ropes {ropes:.4?} ms", self.arch);
     }
 
     /// All layers of one call.
@@ -352,7 +335,6 @@ fn memory(gpu: &Gpu, random: impl Fn(Packed) -> Buffer) -> Memory {
         ready: gpu.upload(&vec![0u32; any.ready_bytes(gpu.sms) as usize / 4]),
         norm: gpu.upload(&vec![0x3f80u16; H as usize]),
         x: floats(H),
-        rows: floats(H),
         panels: gpu.upload(&small(panel_elements(ROOM, H))),
         wide: gpu.upload(&small(panel_elements(ROOM, WIDTH))),
         sums: floats(18_432),

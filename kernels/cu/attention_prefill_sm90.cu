@@ -1,0 +1,265 @@
+// Attention of many rows over the K/V buffers, on wgmma: the Hopper version (sm_90a) for D = 256 and 512.
+//
+// A block computes BLOCK_QUERIES rows of one head, 64 keys at a time: S = Q K^T, a running softmax in
+// float32 (in base 2), O = P V. Two warpgroups compute, a third copies keys and values into a ring. With
+// D = 256 each warpgroup has 64 queries of its own. With D = 512 both have the same 64 queries: each
+// computes S for half of the keys and O for half of the dims, and P passes through shared memory. Blocks
+// of keys that every query of the block masks are skipped.
+//
+// Operands lie in panels of 64 dims: rows of 128 bytes in the 128-byte swizzle.
+//
+// Arguments, grid and conventions are those of attention_prefill.cu; 384 threads; dynamic shared memory
+// MAXIMA_AT + 512 bytes. Instantiated by D, Q_HEADS, KV_HEADS, WINDOW.
+#include "session.cuh"
+#include "hopper.cuh"
+#include "panels.cuh"
+#include "tensor_core.cuh"
+#include "wgmma_attention.cuh"
+
+constexpr int DIM_GROUPS = D / 256;  // warpgroups that share the same queries
+constexpr int BLOCK_QUERIES = 128 / DIM_GROUPS;
+constexpr int BLOCK_KEYS = 64;
+constexpr int GROUP_KEYS = BLOCK_KEYS / DIM_GROUPS;  // of S of a warpgroup
+constexpr int STAGES = 2 / DIM_GROUPS;
+constexpr int CONSUMERS = 256, PRODUCERS = 128;
+constexpr int DIM_PANELS = D / 64;
+constexpr int QUERY_PANEL = BLOCK_QUERIES * 128, KEY_PANEL = BLOCK_KEYS * 128;
+constexpr int TILE_BYTES = DIM_PANELS * KEY_PANEL;
+constexpr int KEYS_AT = DIM_PANELS * QUERY_PANEL;
+constexpr int VALUES_AT = KEYS_AT + STAGES * TILE_BYTES;
+constexpr int WEIGHTS_AT = VALUES_AT + STAGES * TILE_BYTES;
+// Rows of P are padded by 16 bytes: their chunks of one column lie in distinct banks.
+constexpr int WEIGHT_ROW_BYTES = BLOCK_KEYS * 2 + 16;
+constexpr int MAXIMA_AT = WEIGHTS_AT + (DIM_GROUPS > 1 ? BLOCK_QUERIES * WEIGHT_ROW_BYTES : 0);
+
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xFF800000u); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Stages of keys or of values, each with a barrier that says it is full and one that says it is empty.
+struct Ring {
+    u32 tiles, full, empty, stage, phase;
+
+    __device__ u32 tile() const { return tiles + stage * TILE_BYTES; }
+    __device__ u32 full_barrier() const { return full + stage * 8; }
+    __device__ u32 empty_barrier() const { return empty + stage * 8; }
+    __device__ void advance() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+// The keys that a block of queries sees: positions from `first` (a multiple of BLOCK_KEYS) to `last_query`.
+struct Span {
+    u32 first, first_query, last_query, last;
+};
+
+// Starts the copy of 64 rows of one head from position `first` on; positions past `last` give zeros, since a
+// weight of zero times whatever an unwritten slot holds need not be zero.
+__device__ __forceinline__ void copy_tile(u32 to, const u16* buffer, u32 first, u32 slot, u32 last, u32 ring) {
+    constexpr int CHUNKS = D / 8, ROWS = PRODUCERS / CHUNKS;
+    const u32 thread = threadIdx.x - CONSUMERS, chunk = thread % CHUNKS;
+    to += chunk / 8 * KEY_PANEL;
+    buffer += chunk * 8;
+#pragma unroll 4
+    for (u32 row = thread / CHUNKS; row < BLOCK_KEYS; row += ROWS) {
+        u32 at = slot + row;
+        while (at >= ring) at -= ring;
+        const bool valid = first + row <= last;
+        copy_async_16(to + swizzled_128(row, chunk % 8), buffer + (valid ? u64(at) * (KV_HEADS * D) : 0), valid);
+    }
+    copy_async_commit();
+}
+
+// Copies keys and values of every block. A tile is announced when the next one is on its way.
+__device__ __forceinline__ void produce(Ring k, Ring v, const u16* keys, const u16* values, const Span& span, u32 ring) {
+    u32 slot = span.first % ring, copied = 0;
+    for (u32 block = span.first; block <= span.last_query; block += BLOCK_KEYS) {
+        barrier_wait(k.empty_barrier(), k.phase ^ 1);
+        copy_tile(k.tile(), keys, block, slot, span.last, ring);
+        if (copied != 0) {
+            copy_async_wait<1>();
+            fence_tensor_cores();
+            barrier_arrive(copied);
+        }
+        barrier_wait(v.empty_barrier(), v.phase ^ 1);
+        copy_tile(v.tile(), values, block, slot, span.last, ring);
+        copy_async_wait<1>();
+        fence_tensor_cores();
+        barrier_arrive(k.full_barrier());
+        copied = v.full_barrier();
+        k.advance();
+        v.advance();
+        slot += BLOCK_KEYS;
+        while (slot >= ring) slot -= ring;
+    }
+    copy_async_wait<0>();
+    fence_tensor_cores();
+    barrier_arrive(copied);
+}
+
+// Rounds the block's queries to bf16 panels; rows past `rows` are zeros.
+__device__ __forceinline__ void load_queries(u8* to, const float* q, u32 row0, u32 rows, u32 head) {
+    for (u32 i = threadIdx.x; i < BLOCK_QUERIES * (D / 8); i += CONSUMERS) {
+        const u32 row = i / (D / 8), chunk = i % (D / 8);
+        float4 low = {0.0f, 0.0f, 0.0f, 0.0f}, high = low;
+        if (row0 + row < rows) {
+            const float4* from = (const float4*)(q + (u64(row0 + row) * Q_HEADS + head) * D + chunk * 8);
+            low = from[0], high = from[1];
+        }
+        *(uint4*)(to + chunk / 8 * QUERY_PANEL + swizzled_128(row, chunk % 8)) =
+            make_uint4(bf16_pair(low.x, low.y), bf16_pair(low.z, low.w), bf16_pair(high.x, high.y), bf16_pair(high.z, high.w));
+    }
+    fence_tensor_cores();
+    named_barrier(1, CONSUMERS);
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
+    attention_prefill(const float* q, const u64* table, u32 state, u32 keys, u32 values, u32 ring, u16* y, u32 rows,
+                      u32 panel_rows, float scale) {
+    extern __shared__ __align__(1024) u8 shared[];
+    __shared__ u64 barriers[4 * STAGES];
+    const u32 base = shared_address(shared), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 head = blockIdx.x, row0 = (gridDim.y - 1 - blockIdx.y) * BLOCK_QUERIES;
+    Ring k = {base + KEYS_AT, shared_address(barriers), shared_address(barriers + STAGES), 0, 0};
+    Ring v = {base + VALUES_AT, shared_address(barriers + 2 * STAGES), shared_address(barriers + 3 * STAGES), 0, 0};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(k.full + i * 8, PRODUCERS);
+            barrier_init(v.full + i * 8, PRODUCERS);
+            barrier_init(k.empty + i * 8, CONSUMERS / WARP);
+            barrier_init(v.empty + i * 8, CONSUMERS / WARP);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    allow_successor();
+    wait_for_predecessor();
+
+    const u32 start = session_memory<u32>(table, state)[STATE_POSITION];
+    Span span;
+    span.last = start + rows - 1;
+    span.first_query = start + row0;
+    span.last_query = lesser(span.last, span.first_query + BLOCK_QUERIES - 1);
+    span.first = WINDOW > 0 && span.first_query >= WINDOW ? (span.first_query - WINDOW + 1) / BLOCK_KEYS * BLOCK_KEYS : 0;
+
+    if (threadIdx.x >= CONSUMERS) {
+        give_registers<40>();
+        const u32 kv_head = head / (Q_HEADS / KV_HEADS) * D;
+        produce(k, v, session_memory<u16>(table, keys) + kv_head, session_memory<u16>(table, values) + kv_head, span, ring);
+        return;
+    }
+    take_registers<232>();
+    load_queries(shared, q, row0, rows, head);
+
+    const u32 group = warp / 4, g = lane / 4, t = lane % 4;
+    const u32 query_group = DIM_GROUPS == 1 ? group : 0, dim_group = DIM_GROUPS == 1 ? 0 : group;
+    const u32 warp_row = query_group * 64 + warp % 4 * 16;  // of the block's queries
+    const u64 queries = operand_descriptor(base + query_group * (64 * 128));
+    float* maxima = (float*)(shared + MAXIMA_AT);
+    const float scale2 = scale * 1.4426950408889634f;
+    float out[128], maximum[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 128; i++) out[i] = 0.0f;
+
+    for (u32 block = span.first; block <= span.last_query; block += BLOCK_KEYS) {
+        float s[GROUP_KEYS / 2];
+        barrier_wait(k.full_barrier(), k.phase);
+        const u64 key_tile = operand_descriptor(k.tile() + dim_group * (GROUP_KEYS * 128));
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+            wgmma_scores(s, queries + (i / 4 * QUERY_PANEL + i % 4 * 32) / 16, key_tile + (i / 4 * KEY_PANEL + i % 4 * 32) / 16, i > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < GROUP_KEYS / 2; i++) asm volatile("" : "+f"(s[i])::"memory");
+        if (lane == 0) barrier_arrive(k.empty_barrier());
+        k.advance();
+
+        const bool masked = block + BLOCK_KEYS > span.first_query + 1 || (WINDOW > 0 && block + WINDOW <= span.last_query);
+        float largest[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 query = span.first_query + warp_row + h * 8 + g;
+            largest[h] = minus_infinity();
+#pragma unroll
+            for (int i = 0; i < GROUP_KEYS / 4; i++) {
+                float& x = s[i / 2 * 4 + h * 2 + i % 2];
+                const u32 key = block + dim_group * GROUP_KEYS + i / 2 * 8 + t * 2 + i % 2;
+                if (masked && (key > query || (WINDOW > 0 && query - key >= WINDOW))) x = minus_infinity();
+                largest[h] = fmaxf(largest[h], x);
+            }
+            largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
+            largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 2));
+            if (DIM_GROUPS > 1 && t == 0) maxima[dim_group * 64 + warp_row + h * 8 + g] = largest[h];
+        }
+        if (DIM_GROUPS > 1) named_barrier(1, CONSUMERS);
+
+        u32 p[BLOCK_KEYS / 16][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 row = warp_row + h * 8 + g;
+            if (DIM_GROUPS > 1) largest[h] = fmaxf(maxima[row], maxima[64 + row]);
+            const float now = fmaxf(maximum[h], largest[h] * scale2);
+            // A row that has seen no key yet keeps zero sums.
+            const float reference = now == minus_infinity() ? 0.0f : now;
+            const float decay = exp2_fast(maximum[h] - reference);
+            maximum[h] = now;
+            float added = 0.0f;
+#pragma unroll
+            for (int i = 0; i < GROUP_KEYS / 8; i++) {
+                const float low = exp2_fast(fmaf(s[i * 4 + h * 2], scale2, -reference));
+                const float high = exp2_fast(fmaf(s[i * 4 + h * 2 + 1], scale2, -reference));
+                added += low + high;
+                const u32 pair = bf16_pair(low, high);
+                if (DIM_GROUPS == 1) p[i / 2][i % 2 * 2 + h] = pair;
+                else *(u32*)(shared + WEIGHTS_AT + row * WEIGHT_ROW_BYTES + (dim_group * GROUP_KEYS + i * 8 + t * 2) * 2) = pair;
+            }
+            sum[h] = sum[h] * decay + added;
+#pragma unroll
+            for (int i = 0; i < 64; i++) out[i / 2 * 4 + h * 2 + i % 2] *= decay;
+        }
+        if (DIM_GROUPS > 1) {
+            named_barrier(1, CONSUMERS);
+#pragma unroll
+            for (int i = 0; i < BLOCK_KEYS / 16; i++)
+                load_matrix_x4(p[i], base + WEIGHTS_AT + (warp_row + lane % 16) * WEIGHT_ROW_BYTES + lane / 16 * 16 + i * 32);
+        }
+
+        barrier_wait(v.full_barrier(), v.phase);
+        const u64 value_tile = transposed_operand_descriptor(v.tile() + dim_group * (4 * KEY_PANEL), KEY_PANEL);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < BLOCK_KEYS / 16; i++) wgmma_values(out, p[i], value_tile + i * (16 * 128 / 16));
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(v.empty_barrier());
+        v.advance();
+    }
+#pragma unroll
+    for (int i = 0; i < 128; i++) asm volatile("" : "+f"(out[i])::"memory");
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+        sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+        if (DIM_GROUPS > 1 && t == 0) maxima[dim_group * 64 + warp_row + h * 8 + g] = sum[h];
+    }
+    if (DIM_GROUPS > 1) named_barrier(1, CONSUMERS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 row = warp_row + h * 8 + g;
+        const float inverse = __fdividef(1.0f, DIM_GROUPS > 1 ? maxima[row] + maxima[64 + row] : sum[h]);
+        if (row0 + row >= rows) continue;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const u32 column = head * D + dim_group * 256 + i * 8 + t * 2;
+            *(u32*)(y + panel_at(row0 + row, column, panel_rows)) =
+                bf16_pair(out[i * 4 + h * 2] * inverse, out[i * 4 + h * 2 + 1] * inverse);
+        }
+    }
+}
