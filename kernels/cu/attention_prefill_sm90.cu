@@ -71,38 +71,30 @@ __device__ __forceinline__ void copy_tile(u32 to, const u16* buffer, u32 first, 
         const bool valid = first + row <= last;
         copy_async_16(to + swizzled_128(row, chunk % 8), buffer + (valid ? u64(at) * (KV_HEADS * D) : 0), valid);
     }
-    copy_async_commit();
 }
 
-// Copies keys and values of every block. A tile is announced when the next one is on its way.
 __device__ __forceinline__ void produce(Ring k, Ring v, const u16* keys, const u16* values, const Span& span, u32 ring) {
-    u32 slot = span.first % ring, copied = 0;
+    u32 slot = span.first % ring;
     for (u32 block = span.first; block <= span.last_query; block += BLOCK_KEYS) {
         barrier_wait(k.empty_barrier(), k.phase ^ 1);
         copy_tile(k.tile(), keys, block, slot, span.last, ring);
-        if (copied != 0) {
-            copy_async_wait<1>();
-            fence_tensor_cores();
-            barrier_arrive(copied);
-        }
+        barrier_arrive_after_copies(k.full_barrier());
+        k.advance();
         barrier_wait(v.empty_barrier(), v.phase ^ 1);
         copy_tile(v.tile(), values, block, slot, span.last, ring);
-        copy_async_wait<1>();
-        fence_tensor_cores();
-        barrier_arrive(k.full_barrier());
-        copied = v.full_barrier();
-        k.advance();
+        barrier_arrive_after_copies(v.full_barrier());
         v.advance();
         slot += BLOCK_KEYS;
         while (slot >= ring) slot -= ring;
     }
+    // Shared memory outlives the copies.
+    copy_async_commit();
     copy_async_wait<0>();
-    fence_tensor_cores();
-    barrier_arrive(copied);
 }
 
 // Rounds the block's queries to bf16 panels; rows past `rows` are zeros.
 __device__ __forceinline__ void load_queries(u8* to, const float* q, u32 row0, u32 rows, u32 head) {
+#pragma unroll 8
     for (u32 i = threadIdx.x; i < BLOCK_QUERIES * (D / 8); i += CONSUMERS) {
         const u32 row = i / (D / 8), chunk = i % (D / 8);
         float4 low = {0.0f, 0.0f, 0.0f, 0.0f}, high = low;
@@ -115,6 +107,165 @@ __device__ __forceinline__ void load_queries(u8* to, const float* q, u32 row0, u
     }
     fence_tensor_cores();
     named_barrier(1, CONSUMERS);
+}
+
+// What a thread of the computing warpgroups knows of its place: rows g and g + 8 of its warp's sixteen.
+struct Place {
+    u32 base, dim_group, row, lane;  // `row`: row g, of the block's queries
+    float* maxima;
+    float scale2;
+    Span span;
+};
+
+// Running softmax of the two rows, in base 2.
+struct Softmax {
+    float maximum[2], sum[2];
+};
+
+// Starts S = Q K^T for a tile of keys.
+__device__ __forceinline__ void start_scores(float (&s)[GROUP_KEYS / 2], u64 queries, const Ring& k, const Place& at) {
+    barrier_wait(k.full_barrier(), k.phase);
+    fence_tensor_cores();
+    const u64 tile = operand_descriptor(k.tile() + at.dim_group * (GROUP_KEYS * 128));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+        wgmma_scores(s, queries + (i / 4 * QUERY_PANEL + i % 4 * 32) / 16, tile + (i / 4 * KEY_PANEL + i % 4 * 32) / 16, i > 0);
+    wgmma_commit();
+}
+
+// Starts O += P V for a tile of values.
+__device__ __forceinline__ void start_values(float (&out)[128], const u32 (&p)[BLOCK_KEYS / 16][4], const Ring& v, const Place& at) {
+    barrier_wait(v.full_barrier(), v.phase);
+    fence_tensor_cores();
+    const u64 tile = transposed_operand_descriptor(v.tile() + at.dim_group * (4 * KEY_PANEL), KEY_PANEL);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < BLOCK_KEYS / 16; i++) wgmma_values(out, p[i], tile + i * (16 * 128 / 16));
+    wgmma_commit();
+}
+
+// Products of `PENDING` later groups may be unfinished; `values` can be read, and the tile overwritten.
+template <int PENDING, int COUNT>
+__device__ __forceinline__ void finish(float (&values)[COUNT], Ring& ring, const Place& at) {
+    wgmma_wait<PENDING>();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
+    if (at.lane == 0) barrier_arrive(ring.empty_barrier());
+    ring.advance();
+}
+
+// Masks scores and turns them into weights; `decay` is what earlier sums are to be multiplied by.
+__device__ __forceinline__ void weigh(float (&s)[GROUP_KEYS / 2], Softmax& soft, float (&decay)[2], u32 block, const Place& at) {
+    const u32 t = at.lane % 4;
+    const bool masked =
+        block + BLOCK_KEYS > at.span.first_query + 1 || (WINDOW > 0 && block + WINDOW <= at.span.last_query);
+    float largest[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        largest[h] = minus_infinity();
+#pragma unroll
+        for (int i = 0; i < GROUP_KEYS / 4; i++) {
+            float& x = s[i / 2 * 4 + h * 2 + i % 2];
+            if (masked) {
+                const u32 query = at.span.first_query + at.row + h * 8;
+                const u32 key = block + at.dim_group * GROUP_KEYS + i / 2 * 8 + t * 2 + i % 2;
+                if (key > query || (WINDOW > 0 && query - key >= WINDOW)) x = minus_infinity();
+            }
+            largest[h] = fmaxf(largest[h], x);
+        }
+        largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
+        largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 2));
+        if (DIM_GROUPS > 1 && t == 0) at.maxima[at.dim_group * 64 + at.row + h * 8] = largest[h];
+    }
+    if (DIM_GROUPS > 1) named_barrier(1, CONSUMERS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (DIM_GROUPS > 1) largest[h] = fmaxf(at.maxima[at.row + h * 8], at.maxima[64 + at.row + h * 8]);
+        const float now = fmaxf(soft.maximum[h], largest[h] * at.scale2);
+        // A row that has seen no key yet keeps zero sums.
+        const float reference = now == minus_infinity() ? 0.0f : now;
+        decay[h] = exp2_fast(soft.maximum[h] - reference);
+        soft.maximum[h] = now;
+        float added = 0.0f;
+#pragma unroll
+        for (int i = 0; i < GROUP_KEYS / 4; i++) {
+            float& x = s[i / 2 * 4 + h * 2 + i % 2];
+            x = exp2_fast(fmaf(x, at.scale2, -reference));
+            added += x;
+        }
+        soft.sum[h] = soft.sum[h] * decay[h] + added;
+    }
+}
+
+// Weights as A fragments of P V. With two groups each writes its keys' and reads all.
+__device__ __forceinline__ void round_weights(u32 (&p)[BLOCK_KEYS / 16][4], const float (&s)[GROUP_KEYS / 2], const Place& at) {
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < GROUP_KEYS / 8; i++) {
+            const u32 pair = bf16_pair(s[i * 4 + h * 2], s[i * 4 + h * 2 + 1]);
+            if constexpr (DIM_GROUPS == 1) p[i / 2][i % 2 * 2 + h] = pair;
+            else
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(at.base + WEIGHTS_AT + (at.row + h * 8) * WEIGHT_ROW_BYTES +
+                                                            (at.dim_group * GROUP_KEYS + i * 8 + at.lane % 4 * 2) * 2),
+                             "r"(pair)
+                             : "memory");
+        }
+    if constexpr (DIM_GROUPS > 1) {
+        named_barrier(1, CONSUMERS);
+        const u32 row = at.row - at.lane / 4 + at.lane % 16;
+#pragma unroll
+        for (int i = 0; i < BLOCK_KEYS / 16; i++)
+            load_matrix_x4(p[i], at.base + WEIGHTS_AT + row * WEIGHT_ROW_BYTES + at.lane / 16 * 16 + i * 32);
+    }
+}
+
+// Walks the tiles: the scores of the next tile and the sums of this one are computed while weights are.
+__device__ __forceinline__ void attend(float (&out)[128], Softmax& soft, u64 queries, Ring k, Ring v, const Place& at) {
+    float s[GROUP_KEYS / 2], decay[2];
+    u32 p[BLOCK_KEYS / 16][4], block = at.span.first;
+    start_scores(s, queries, k, at);
+    finish<0>(s, k, at);
+    weigh(s, soft, decay, block, at);
+    round_weights(p, s, at);
+    for (block += BLOCK_KEYS; block <= at.span.last_query; block += BLOCK_KEYS) {
+        start_scores(s, queries, k, at);
+        start_values(out, p, v, at);
+        finish<1>(s, k, at);
+        weigh(s, soft, decay, block, at);
+        finish<0>(out, v, at);
+#pragma unroll
+        for (int i = 0; i < 128; i++) out[i] *= decay[i / 2 % 2];
+        round_weights(p, s, at);
+    }
+    start_values(out, p, v, at);
+    finish<0>(out, v, at);
+}
+
+// Divides by the sums of weights and writes the block's rows of one head.
+__device__ __forceinline__ void store(const float (&out)[128], Softmax& soft, u16* y, u32 row0, u32 rows, u32 panel_rows,
+                                      u32 head, const Place& at) {
+    const u32 t = at.lane % 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        soft.sum[h] += __shfl_xor_sync(~0u, soft.sum[h], 1);
+        soft.sum[h] += __shfl_xor_sync(~0u, soft.sum[h], 2);
+        if (DIM_GROUPS > 1 && t == 0) at.maxima[at.dim_group * 64 + at.row + h * 8] = soft.sum[h];
+    }
+    if (DIM_GROUPS > 1) named_barrier(1, CONSUMERS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 row = at.row + h * 8;
+        const float inverse = __fdividef(1.0f, DIM_GROUPS > 1 ? at.maxima[row] + at.maxima[64 + row] : soft.sum[h]);
+        if (row0 + row >= rows) continue;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const u32 column = head * D + at.dim_group * 256 + i * 8 + t * 2;
+            *(u32*)(y + panel_at(row0 + row, column, panel_rows)) =
+                bf16_pair(out[i * 4 + h * 2] * inverse, out[i * 4 + h * 2 + 1] * inverse);
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
@@ -155,111 +306,14 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
     take_registers<232>();
     load_queries(shared, q, row0, rows, head);
 
-    const u32 group = warp / 4, g = lane / 4, t = lane % 4;
-    const u32 query_group = DIM_GROUPS == 1 ? group : 0, dim_group = DIM_GROUPS == 1 ? 0 : group;
-    const u32 warp_row = query_group * 64 + warp % 4 * 16;  // of the block's queries
+    const u32 group = warp / 4, query_group = DIM_GROUPS == 1 ? group : 0;
     const u64 queries = operand_descriptor(base + query_group * (64 * 128));
-    float* maxima = (float*)(shared + MAXIMA_AT);
-    const float scale2 = scale * 1.4426950408889634f;
-    float out[128], maximum[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
+    Place at = {base, DIM_GROUPS == 1 ? 0 : group, query_group * 64 + warp % 4 * 16 + lane / 4, lane,
+                (float*)(shared + MAXIMA_AT), scale * 1.4426950408889634f, span};
+    Softmax soft = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
+    float out[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) out[i] = 0.0f;
-
-    for (u32 block = span.first; block <= span.last_query; block += BLOCK_KEYS) {
-        float s[GROUP_KEYS / 2];
-        barrier_wait(k.full_barrier(), k.phase);
-        const u64 key_tile = operand_descriptor(k.tile() + dim_group * (GROUP_KEYS * 128));
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < D / 16; i++)
-            wgmma_scores(s, queries + (i / 4 * QUERY_PANEL + i % 4 * 32) / 16, key_tile + (i / 4 * KEY_PANEL + i % 4 * 32) / 16, i > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < GROUP_KEYS / 2; i++) asm volatile("" : "+f"(s[i])::"memory");
-        if (lane == 0) barrier_arrive(k.empty_barrier());
-        k.advance();
-
-        const bool masked = block + BLOCK_KEYS > span.first_query + 1 || (WINDOW > 0 && block + WINDOW <= span.last_query);
-        float largest[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const u32 query = span.first_query + warp_row + h * 8 + g;
-            largest[h] = minus_infinity();
-#pragma unroll
-            for (int i = 0; i < GROUP_KEYS / 4; i++) {
-                float& x = s[i / 2 * 4 + h * 2 + i % 2];
-                const u32 key = block + dim_group * GROUP_KEYS + i / 2 * 8 + t * 2 + i % 2;
-                if (masked && (key > query || (WINDOW > 0 && query - key >= WINDOW))) x = minus_infinity();
-                largest[h] = fmaxf(largest[h], x);
-            }
-            largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
-            largest[h] = fmaxf(largest[h], __shfl_xor_sync(~0u, largest[h], 2));
-            if (DIM_GROUPS > 1 && t == 0) maxima[dim_group * 64 + warp_row + h * 8 + g] = largest[h];
-        }
-        if (DIM_GROUPS > 1) named_barrier(1, CONSUMERS);
-
-        u32 p[BLOCK_KEYS / 16][4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const u32 row = warp_row + h * 8 + g;
-            if (DIM_GROUPS > 1) largest[h] = fmaxf(maxima[row], maxima[64 + row]);
-            const float now = fmaxf(maximum[h], largest[h] * scale2);
-            // A row that has seen no key yet keeps zero sums.
-            const float reference = now == minus_infinity() ? 0.0f : now;
-            const float decay = exp2_fast(maximum[h] - reference);
-            maximum[h] = now;
-            float added = 0.0f;
-#pragma unroll
-            for (int i = 0; i < GROUP_KEYS / 8; i++) {
-                const float low = exp2_fast(fmaf(s[i * 4 + h * 2], scale2, -reference));
-                const float high = exp2_fast(fmaf(s[i * 4 + h * 2 + 1], scale2, -reference));
-                added += low + high;
-                const u32 pair = bf16_pair(low, high);
-                if (DIM_GROUPS == 1) p[i / 2][i % 2 * 2 + h] = pair;
-                else *(u32*)(shared + WEIGHTS_AT + row * WEIGHT_ROW_BYTES + (dim_group * GROUP_KEYS + i * 8 + t * 2) * 2) = pair;
-            }
-            sum[h] = sum[h] * decay + added;
-#pragma unroll
-            for (int i = 0; i < 64; i++) out[i / 2 * 4 + h * 2 + i % 2] *= decay;
-        }
-        if (DIM_GROUPS > 1) {
-            named_barrier(1, CONSUMERS);
-#pragma unroll
-            for (int i = 0; i < BLOCK_KEYS / 16; i++)
-                load_matrix_x4(p[i], base + WEIGHTS_AT + (warp_row + lane % 16) * WEIGHT_ROW_BYTES + lane / 16 * 16 + i * 32);
-        }
-
-        barrier_wait(v.full_barrier(), v.phase);
-        const u64 value_tile = transposed_operand_descriptor(v.tile() + dim_group * (4 * KEY_PANEL), KEY_PANEL);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < BLOCK_KEYS / 16; i++) wgmma_values(out, p[i], value_tile + i * (16 * 128 / 16));
-        wgmma_commit();
-        wgmma_wait<0>();
-        if (lane == 0) barrier_arrive(v.empty_barrier());
-        v.advance();
-    }
-#pragma unroll
-    for (int i = 0; i < 128; i++) asm volatile("" : "+f"(out[i])::"memory");
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-        sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-        if (DIM_GROUPS > 1 && t == 0) maxima[dim_group * 64 + warp_row + h * 8 + g] = sum[h];
-    }
-    if (DIM_GROUPS > 1) named_barrier(1, CONSUMERS);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 row = warp_row + h * 8 + g;
-        const float inverse = __fdividef(1.0f, DIM_GROUPS > 1 ? maxima[row] + maxima[64 + row] : sum[h]);
-        if (row0 + row >= rows) continue;
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            const u32 column = head * D + dim_group * 256 + i * 8 + t * 2;
-            *(u32*)(y + panel_at(row0 + row, column, panel_rows)) =
-                bf16_pair(out[i * 4 + h * 2] * inverse, out[i * 4 + h * 2 + 1] * inverse);
-        }
-    }
+    attend(out, soft, queries, k, v, at);
+    store(out, soft, y, row0, rows, panel_rows, head, at);
 }

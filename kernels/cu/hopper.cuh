@@ -17,7 +17,12 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Orders this thread's ordinary writes to shared memory before reads by the tensor cores.
+// Arrives, counted like `barrier_arrive`, when this thread's `copy_async_16`s so far are done.
+__device__ __forceinline__ void barrier_arrive_after_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Orders ordinary writes to shared memory that this thread made or has waited for before reads by the tensor cores.
 __device__ __forceinline__ void fence_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Arrives at the barrier that lies at the same offset in block `rank` of the cluster.

@@ -15,15 +15,12 @@ constexpr int WARP_TOKENS = BLOCK_TOKENS / 2;
 constexpr int STAGE_BYTES = BLOCK_TOKENS * 128;
 constexpr u32 TILES = ceil_div(N, UNIT_ROWS);
 
-// Rows past the panel's room are zeros.
-__device__ __forceinline__ void load_tokens(u32 stage, const u16* x, u32 token0, u32 panel_rows, u32 step) {
+// Copies the tokens of one panel, of which `from` is this thread's chunk of its first row (every 32nd row is
+// this thread's). Rows past `room` are zeros.
+__device__ __forceinline__ void load_tokens(u32 stage, const u16* from, i32 room) {
 #pragma unroll
-    for (int i = 0; i < BLOCK_TOKENS / 32; i++) {
-        const u32 row = i * 32 + threadIdx.x / 8, chunk = threadIdx.x % 8;
-        const bool valid = token0 + row < panel_rows;
-        const u16* from = x + (valid ? (u64(step) * panel_rows + token0 + row) * PANEL_COLUMNS + chunk * 8 : 0);
-        copy_async_16(stage + row * 128 + chunk * 16, from, valid);
-    }
+    for (int i = 0; i < BLOCK_TOKENS / 32; i++)
+        copy_async_16(stage + i * (32 * 128) + threadIdx.x * 16, from + i * (32 * 64), i * 32 < room);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
@@ -53,10 +50,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     }
     allow_successor();
     wait_for_predecessor();
+    const u32 first_row = token0 + threadIdx.x / 8;
+    const i32 room = i32(panel_rows) - i32(first_row);
+    const u16* from = x + u64(first_row) * PANEL_COLUMNS + threadIdx.x % 8 * 8;
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < STEPS) load_tokens(ring + s * STAGE_BYTES, x, token0, panel_rows, s);
+        if (s < STEPS) load_tokens(ring + s * STAGE_BYTES, from, room);
         copy_async_commit();
+        from += u64(panel_rows) * PANEL_COLUMNS;
     }
     // What this lane names to ldmatrix: matrices (tokens 0-7, chunk 0), (0-7, 1), (8-15, 0), (8-15, 1).
     const u32 token_row = warp_token + lane / 16 * 8 + lane % 8, half_chunk = lane / 8 % 2;
@@ -65,20 +66,23 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         const u32 fill = stage == 0 ? STAGES - 1 : stage - 1;
-        if (step + STAGES - 1 < STEPS) load_tokens(ring + fill * STAGE_BYTES, x, token0, panel_rows, step + STAGES - 1);
+        if (step + STAGES - 1 < STEPS) load_tokens(ring + fill * STAGE_BYTES, from, room);
         copy_async_commit();
+        from += u64(panel_rows) * PANEL_COLUMNS;
         const WeightStep now[2] = {next[0], next[1]};
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            if (step + 1 < STEPS) load_step(next[m], weight, tile[m], step + 1, lane);
-            prepare_step(factors[m], now[m]);
-        }
+        prepare_step(factors[0], now[0]);
+        prepare_step(factors[1], now[1]);
         const u32 tokens = ring + stage * STAGE_BYTES;
 #pragma unroll
         for (int j = 0; j < STEP_COLUMNS / 16; j++) {
             u32 a[2][4];
             fragment(a[0], now[0], factors[0], j);
             fragment(a[1], now[1], factors[1], j);
+            // Not earlier: by now half of the step's codes have left their registers.
+            if (j == 2 && step + 1 < STEPS) {
+                load_step(next[0], weight, tile[0], step + 1, lane);
+                load_step(next[1], weight, tile[1], step + 1, lane);
+            }
 #pragma unroll
             for (int n = 0; n < WARP_TOKENS / 16; n++) {
                 u32 b[4];

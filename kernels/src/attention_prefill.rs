@@ -40,13 +40,14 @@ pub struct Tiling {
 impl Tiling {
     /// The largest tiling of heads of `d` columns that fits a block's shared memory on `arch`.
     fn choose(d: u32, arch: Arch) -> Self {
-        let large = arch.shared_per_block() > 160 * 1024;
-        let (row_tiles, row_warps, column_warps, keys) = match (d, large) {
+        let room = arch.shared_per_block() / 1024;
+        let (row_tiles, row_warps, column_warps, keys) = match (d, room) {
             (..=128, _) => (1, 4, 1, 64),
-            (256, true) => (2, 4, 2, 64),
-            (256, false) => (1, 4, 2, 32),
-            (_, true) => (2, 2, 4, 64),
-            (_, false) => (1, 2, 2, 32),
+            (256, 160..) => (2, 4, 2, 64),
+            (256, _) => (1, 4, 2, 32),
+            (_, 220..) => (2, 2, 4, 64),
+            (_, 160..) => (1, 4, 2, 32),
+            (_, _) => (1, 1, 2, 32),
         };
         Self { row_tiles, row_warps, column_warps, keys }
     }

@@ -108,7 +108,8 @@ fn main() {
         ["check", directory] => check(Path::new(directory), ""),
         ["check", directory, filter] => check(Path::new(directory), filter),
         ["bench", directory, ref what @ ..] => bench::run(Path::new(directory), what),
-        ["prefill", directory] => prefill::run(Path::new(directory)),
+        ["prefill", directory] => prefill::run(Path::new(directory), ""),
+        ["prefill", directory, what] => prefill::run(Path::new(directory), what),
         _ => println!("usage: gpu compile|check|bench|prefill DIR"),
     }
 }

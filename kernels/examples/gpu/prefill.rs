@@ -344,7 +344,7 @@ fn memory(gpu: &Gpu, random: impl Fn(Packed) -> Buffer) -> Memory {
     }
 }
 
-pub fn run(directory: &Path) {
+pub fn run(directory: &Path, what: &str) {
     let gpu = Gpu::open();
     for arch in ARCHES {
         let random = |weight: Packed| {
@@ -358,16 +358,24 @@ pub fn run(directory: &Path) {
         let memory = memory(&gpu, random);
         let mut bench = Bench { gpu: &gpu, directory, arch, functions: HashMap::new(), memory };
         for rows in ROWS {
-            bench.products(rows);
+            if "products".contains(what) {
+                bench.products(rows);
+            }
         }
         for rows in [512, 2048] {
-            bench.attentions(rows);
-            bench.others(rows);
+            if "attention".contains(what) {
+                bench.attentions(rows);
+            }
+            if "others".contains(what) {
+                bench.others(rows);
+            }
         }
         for (rows, depth) in
             [(417, 0), (512, 0), (2048, 0), (2048, 2048), (512, 32_256), (2048, 30_720)]
         {
-            bench.call(rows, depth);
+            if "calls".contains(what) {
+                bench.call(rows, depth);
+            }
         }
     }
 }
