@@ -41,14 +41,22 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // Copies BLOCK_KEYS rows of one head from position `first` on; positions past `last` give zeros, since a
 // weight of zero times whatever an unwritten slot holds need not be zero.
 __device__ __forceinline__ void load_block(u32 to, const u16* buffer, u32 first, u32 slot, u32 last, u32 ring) {
-    constexpr int CHUNKS = D / 8;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < BLOCK_KEYS * CHUNKS; i += THREADS) {
-        const u32 row = i / CHUNKS, chunk = i % CHUNKS;
-        u32 at = slot + row;
-        while (at >= ring) at -= ring;
+    constexpr int CHUNKS = D / 8, ROWS = THREADS / CHUNKS, COPIES = BLOCK_KEYS / ROWS;
+    static_assert(THREADS % CHUNKS == 0 && BLOCK_KEYS % ROWS == 0, "threads copy whole rows");
+    const u32 row0 = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    to += row0 * ROW_BYTES + chunk * 16;
+    buffer += chunk * 8;
+    if (slot + BLOCK_KEYS <= ring && first + BLOCK_KEYS - 1 <= last) {
+        const u16* from = buffer + u64(slot + row0) * (KV_HEADS * D);
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) copy_async_16(to + i * (ROWS * ROW_BYTES), from + i * (ROWS * KV_HEADS * D), true);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < COPIES; i++) {
+        const u32 row = row0 + i * ROWS, at = (slot + row) % ring;
         const bool valid = first + row <= last;
-        copy_async_16(to + row * ROW_BYTES + chunk * 16, buffer + (valid ? u64(at) * (KV_HEADS * D) + chunk * 8 : 0), valid);
+        copy_async_16(to + i * (ROWS * ROW_BYTES), buffer + (valid ? u64(at) * (KV_HEADS * D) : 0), valid);
     }
 }
 

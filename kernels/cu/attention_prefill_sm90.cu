@@ -60,19 +60,27 @@ struct Span {
 // Starts the copy of 64 rows of one head from position `first` on; positions past `last` give zeros, since a
 // weight of zero times whatever an unwritten slot holds need not be zero.
 __device__ __forceinline__ void copy_tile(u32 to, const u16* buffer, u32 first, u32 slot, u32 last, u32 ring) {
-    constexpr int CHUNKS = D / 8, ROWS = PRODUCERS / CHUNKS;
-    const u32 thread = threadIdx.x - CONSUMERS, chunk = thread % CHUNKS;
-    to += chunk / 8 * KEY_PANEL;
+    constexpr int CHUNKS = D / 8, ROWS = PRODUCERS / CHUNKS, COPIES = BLOCK_KEYS / ROWS;
+    const u32 thread = threadIdx.x - CONSUMERS, chunk = thread % CHUNKS, row0 = thread / CHUNKS;
+    to += chunk / 8 * KEY_PANEL + row0 * 128;
     buffer += chunk * 8;
-#pragma unroll 4
-    for (u32 row = thread / CHUNKS; row < BLOCK_KEYS; row += ROWS) {
-        u32 at = slot + row;
-        while (at >= ring) at -= ring;
+    const auto place = [&](int i) { return to + i * (ROWS * 128) + ((chunk ^ row0 + i % (8 / ROWS) * ROWS) & 7) * 16; };
+    if (slot + BLOCK_KEYS <= ring && first + BLOCK_KEYS - 1 <= last) {
+        // Constant distances leave one instruction a copy: address arithmetic would bound the whole kernel.
+        const u16* from = buffer + u64(slot + row0) * (KV_HEADS * D);
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) copy_async_16(place(i), from + i * (ROWS * KV_HEADS * D), true);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < COPIES; i++) {
+        const u32 row = row0 + i * ROWS, at = (slot + row) % ring;
         const bool valid = first + row <= last;
-        copy_async_16(to + swizzled_128(row, chunk % 8), buffer + (valid ? u64(at) * (KV_HEADS * D) : 0), valid);
+        copy_async_16(place(i), buffer + (valid ? u64(at) * (KV_HEADS * D) : 0), valid);
     }
 }
 
+// Copies keys and values of every block of keys.
 __device__ __forceinline__ void produce(Ring k, Ring v, const u16* keys, const u16* values, const Span& span, u32 ring) {
     u32 slot = span.first % ring;
     for (u32 block = span.first; block <= span.last_query; block += BLOCK_KEYS) {
@@ -221,7 +229,8 @@ __device__ __forceinline__ void round_weights(u32 (&p)[BLOCK_KEYS / 16][4], cons
     }
 }
 
-// Walks the tiles: the scores of the next tile and the sums of this one are computed while weights are.
+// Walks the tiles. Where the ring has a second stage, the scores of the next tile and the sums of this one
+// are computed while weights are.
 __device__ __forceinline__ void attend(float (&out)[128], Softmax& soft, u64 queries, Ring k, Ring v, const Place& at) {
     float s[GROUP_KEYS / 2], decay[2];
     u32 p[BLOCK_KEYS / 16][4], block = at.span.first;
@@ -230,11 +239,19 @@ __device__ __forceinline__ void attend(float (&out)[128], Softmax& soft, u64 que
     weigh(s, soft, decay, block, at);
     round_weights(p, s, at);
     for (block += BLOCK_KEYS; block <= at.span.last_query; block += BLOCK_KEYS) {
-        start_scores(s, queries, k, at);
-        start_values(out, p, v, at);
-        finish<1>(s, k, at);
-        weigh(s, soft, decay, block, at);
-        finish<0>(out, v, at);
+        if constexpr (STAGES > 1) {
+            start_scores(s, queries, k, at);
+            start_values(out, p, v, at);
+            finish<1>(s, k, at);
+            weigh(s, soft, decay, block, at);
+            finish<0>(out, v, at);
+        } else {
+            start_values(out, p, v, at);
+            start_scores(s, queries, k, at);
+            finish<1>(out, v, at);
+            finish<0>(s, k, at);
+            weigh(s, soft, decay, block, at);
+        }
 #pragma unroll
         for (int i = 0; i < 128; i++) out[i] *= decay[i / 2 % 2];
         round_weights(p, s, at);
