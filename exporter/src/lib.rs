@@ -1,9 +1,21 @@
 //! Turns a Gemma 4 checkpoint into a program: `model.pte` and `model.ptd`.
 //!
+//! [`checkpoint`] reads it, [`quantize`] turns weights into codes, [`export`] writes the files.
 //! [`model`] is Gemma 4, written once against [`trace::Tensor`]; [`methods`] traces it, and
 //! [`reference`] runs it with candle.
 
+pub mod checkpoint;
+pub mod export;
 pub mod methods;
 pub mod model;
+pub mod output;
+pub mod quantize;
 pub mod reference;
+pub mod synthetic;
+pub mod tiny;
 pub mod trace;
+
+mod error;
+mod generation;
+
+pub use error::{Error, Result};

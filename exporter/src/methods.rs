@@ -21,11 +21,11 @@ pub struct Traced {
 
 /// Traces `decode` (one token a call) and `prefill` (up to `max_chunk` tokens a call).
 ///
-/// Reads no weight: `describe` tells dims and encoding by name.
+/// Reads no weight: `describe` tells dims and encoding, see [`Store::traced`].
 pub fn trace(
     config: &Config,
     max_chunk: u32,
-    describe: impl Fn(&str) -> Option<WeightSpec>,
+    describe: impl Fn(&str, Option<&[u32]>) -> Option<WeightSpec>,
 ) -> Result<Traced> {
     let tables = Rc::new(RefCell::new(Tables::default()));
     let model = Model::new(config, max_chunk, &Store::traced(describe, Rc::clone(&tables)))?;

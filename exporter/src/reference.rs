@@ -29,7 +29,7 @@ impl Reference {
         config: &Config,
         max_chunk: u32,
         context: u32,
-        describe: impl Fn(&str) -> Option<WeightSpec>,
+        describe: impl Fn(&str, Option<&[u32]>) -> Option<WeightSpec>,
         load: impl Fn(&str) -> std::result::Result<Vec<f32>, String>,
     ) -> Result<Self> {
         let model = Model::new(config, max_chunk, &Store::eager(describe, load, context))?;

@@ -10,6 +10,7 @@
 //! a device may rely on every index, shape and attribute.
 
 pub mod encoding;
+pub mod plan;
 pub mod ptd;
 pub mod pte;
 pub mod stats;

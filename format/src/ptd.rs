@@ -171,7 +171,10 @@ impl Header {
         let data = bytes.len() as u64;
         let mut tensors = HashMap::new();
         let mut pads = Vec::new();
-        let end = data + metadata.data_len() as u64;
+        // Offsets are below the end of the data, so the sums below can't overflow once this one did not.
+        let end = data
+            .checked_add(metadata.data_len() as u64)
+            .ok_or_else(|| Error::malformed("the header", "its tensors are too long"))?;
         for (name, info) in metadata.tensors() {
             let range = (data + info.data_offsets.0 as u64, data + info.data_offsets.1 as u64);
             if name.starts_with("__pad.") {

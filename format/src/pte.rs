@@ -18,6 +18,7 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::plan::{self, Plan};
 use crate::program::{Digest, Program};
 use crate::verify::verify;
 use crate::{Error, Result};
@@ -48,6 +49,17 @@ pub enum SectionKind {
     Tokenizer = 2,
     /// The chat template, UTF-8.
     ChatTemplate = 3,
+    /// [`Plan`] for one GPU architecture, in bincode; index 0, 1, ….
+    Plan = 4,
+    /// Machine code (a cubin) or PTX that plans refer to by index.
+    Module = 5,
+}
+
+impl SectionKind {
+    fn from_word(word: u32) -> Option<Self> {
+        use SectionKind::{ChatTemplate, Module, Plan, Program, Tokenizer};
+        [Program, Tokenizer, ChatTemplate, Plan, Module].into_iter().find(|k| *k as u32 == word)
+    }
 }
 
 /// A program with what stands beside it in the file.
@@ -59,6 +71,10 @@ pub struct Pte {
     pub tokenizer: Vec<u8>,
     /// The chat template, or empty.
     pub chat_template: String,
+    /// Verified plans, one for each GPU architecture; empty for a program of the CPU alone.
+    pub plans: Vec<Plan>,
+    /// Compiled modules that the plans refer to.
+    pub modules: Vec<Vec<u8>>,
 }
 
 /// A file that was read, and its id.
@@ -72,17 +88,23 @@ pub struct Loaded {
 
 /// Encodes a program file. Equal input gives equal bytes.
 pub fn encode(pte: &Pte) -> Result<Vec<u8>> {
-    verify(&pte.program)?;
-    let sections = [
-        (SectionKind::Program, encode_section(&pte.program)?),
-        (SectionKind::Tokenizer, pte.tokenizer.clone()),
-        (SectionKind::ChatTemplate, pte.chat_template.clone().into_bytes()),
+    check(pte)?;
+    let mut sections = vec![
+        (SectionKind::Program, 0, encode_section(&pte.program)?),
+        (SectionKind::Tokenizer, 0, pte.tokenizer.clone()),
+        (SectionKind::ChatTemplate, 0, pte.chat_template.clone().into_bytes()),
     ];
+    for (index, plan) in pte.plans.iter().enumerate() {
+        sections.push((SectionKind::Plan, index as u32, encode_section(plan)?));
+    }
+    for (index, module) in pte.modules.iter().enumerate() {
+        sections.push((SectionKind::Module, index as u32, module.clone()));
+    }
     let mut table = Vec::new();
     let mut offset = (HEADER + sections.len() * ENTRY) as u64;
-    for (kind, bytes) in &sections {
+    for (kind, index, bytes) in &sections {
         table.extend((*kind as u32).to_le_bytes());
-        table.extend(0u32.to_le_bytes());
+        table.extend(index.to_le_bytes());
         table.extend(offset.to_le_bytes());
         table.extend((bytes.len() as u64).to_le_bytes());
         table.extend(blake3::hash(bytes).as_bytes());
@@ -97,7 +119,7 @@ pub fn encode(pte: &Pte) -> Result<Vec<u8>> {
     file.extend(offset.to_le_bytes());
     file.extend(program_id(&file, &table));
     file.extend(table);
-    for (_, bytes) in sections {
+    for (.., bytes) in sections {
         file.extend(bytes);
     }
     Ok(file)
@@ -106,17 +128,36 @@ pub fn encode(pte: &Pte) -> Result<Vec<u8>> {
 /// Decodes and verifies a program file.
 pub fn decode(file: &[u8]) -> Result<Loaded> {
     let (id, sections) = read_sections(file)?;
-    let program: Program = decode_section(sections[0], "the program section")?;
-    verify(&program)?;
-    let chat_template = std::str::from_utf8(sections[2])
+    let [program, tokenizer, chat_template, rest @ ..] = &sections[..] else {
+        return Err(Error::malformed("the section table", "sections are missing"));
+    };
+    let program: Program = decode_section(program.1, "the program section")?;
+    let chat_template = std::str::from_utf8(chat_template.1)
         .map_err(|e| Error::malformed("the chat template", e))?
         .to_owned();
-    let tokenizer = sections[1].to_vec();
-    Ok(Loaded { pte: Pte { program, tokenizer, chat_template }, id })
+    let (mut plans, mut modules) = (Vec::new(), Vec::new());
+    for (kind, bytes) in rest {
+        match kind {
+            SectionKind::Plan => plans.push(decode_section(bytes, "a plan section")?),
+            _ => modules.push(bytes.to_vec()),
+        }
+    }
+    let pte = Pte { program, tokenizer: tokenizer.1.to_vec(), chat_template, plans, modules };
+    check(&pte)?;
+    Ok(Loaded { pte, id })
 }
 
-/// Checks header, table and checksums; returns the id and the sections in table order.
-fn read_sections(file: &[u8]) -> Result<(Digest, [&[u8]; 3])> {
+fn check(pte: &Pte) -> Result<()> {
+    verify(&pte.program)?;
+    pte.plans.iter().try_for_each(|p| plan::verify(p, &pte.program, pte.modules.len() as u32))
+}
+
+/// Kind and bytes.
+type Section<'a> = (SectionKind, &'a [u8]);
+
+/// Checks header, table and checksums; returns the id and the sections in table order: one each
+/// of program, tokenizer and chat template, then plans, then modules.
+fn read_sections(file: &[u8]) -> Result<(Digest, Vec<Section<'_>>)> {
     if !file.starts_with(&MAGIC) {
         return Err(Error::WrongKind { what: sniff(file), wanted: "a gemma4 program (`.pte`)" });
     }
@@ -148,26 +189,34 @@ fn read_sections(file: &[u8]) -> Result<(Digest, [&[u8]; 3])> {
     if header[32..64] != id {
         return Err(Error::Corrupted { what: "the header".to_owned() });
     }
-    let expected = [SectionKind::Program, SectionKind::Tokenizer, SectionKind::ChatTemplate];
-    if count != expected.len() {
-        return Err(Error::malformed("the section table", format!("{count} sections")));
-    }
-    let mut sections = [&[][..]; 3];
+    let mut sections: Vec<Section<'_>> = Vec::with_capacity(count);
     let mut offset = body as u64;
-    for ((entry, kind), section) in table.chunks_exact(ENTRY).zip(expected).zip(&mut sections) {
-        let what = format!("the section {kind:?}");
+    let mut index = 0;
+    for entry in table.chunks_exact(ENTRY) {
         let (start, length) = (u64_at(entry, 8), u64_at(entry, 16));
-        if u32_at(entry, 0) != kind as u32 || u32_at(entry, 4) != 0 || start != offset {
-            return Err(Error::malformed(what, "it is not where the table should have it"));
+        let misplaced = |why: &str| Error::malformed("the section table", why);
+        let kind = SectionKind::from_word(u32_at(entry, 0))
+            .ok_or_else(|| misplaced("a section of unknown kind"))?;
+        let previous = sections.last().map(|(kind, _)| *kind);
+        index = if previous == Some(kind) { index + 1 } else { 0 };
+        let expected = match previous {
+            None => kind == SectionKind::Program,
+            Some(SectionKind::Program) => kind == SectionKind::Tokenizer,
+            Some(SectionKind::Tokenizer) => kind == SectionKind::ChatTemplate,
+            Some(previous) => kind >= SectionKind::Plan && kind >= previous,
+        };
+        if !expected || u32_at(entry, 4) != index || start != offset {
+            return Err(misplaced("sections are out of order"));
         }
         offset = offset
             .checked_add(length)
             .filter(|end| *end <= have)
-            .ok_or_else(|| Error::malformed(&what, format!("its length is {length}")))?;
-        *section = &file[start as usize..offset as usize];
+            .ok_or_else(|| misplaced("a section is longer than the file"))?;
+        let section = &file[start as usize..offset as usize];
         if *blake3::hash(section).as_bytes() != entry[24..56] {
-            return Err(Error::Corrupted { what });
+            return Err(Error::Corrupted { what: format!("the section {kind:?}") });
         }
+        sections.push((kind, section));
     }
     if offset != have {
         return Err(Error::malformed("the section table", "bytes that belong to no section"));

@@ -4,8 +4,9 @@
 //     x = (x + a * rsqrt(mean a^2 + eps) * post) * scalar        (scalar with SCALAR)
 //     y = x * rsqrt(mean x^2 + eps) * next                       (NEXT)
 //
-// Instantiated by H, SPLITS, SCALAR, NEXT, WEIGHT (type of post, scalar and next), THREADS.
-#include "panels.cuh"
+// Instantiated by H, SPLITS, SCALAR, NEXT, WEIGHT (type of post, scalar and next), THREADS, and by
+// output.cuh's constants, with X_K = H.
+#include "output.cuh"
 
 constexpr int VECTORS = H / 4;
 constexpr int PER_THREAD = ceil_div(VECTORS, THREADS);
@@ -21,10 +22,10 @@ __device__ __forceinline__ float4 read_float4(const void* base, u32 vector) {
 
 __device__ __forceinline__ float squares(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 
-template <bool PANELS>
-__device__ __forceinline__ void add_and_norm(const float4* __restrict__ sums, const void* __restrict__ post,
-                                             const void* __restrict__ scalar, float4* x, const void* __restrict__ next,
-                                             void* __restrict__ y, u32 panel_rows, float eps) {
+// sums [SPLITS, T, H] and x [T, H], updated, float32; y as in output.cuh.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_norm(const float4* __restrict__ sums, const void* __restrict__ post, const void* __restrict__ scalar,
+         float4* x, const void* __restrict__ next, void* __restrict__ y, u32 rows, float eps) {
     __shared__ float scratch[2][THREADS / WARP];
     allow_successor();
     float4 post_weight[PER_THREAD], next_weight[PER_THREAD];
@@ -32,6 +33,7 @@ __device__ __forceinline__ void add_and_norm(const float4* __restrict__ sums, co
     const auto inside = [&](int i) { return VECTORS % THREADS == 0 || vector(i) < VECTORS; };
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
+        post_weight[i] = next_weight[i] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (!inside(i)) continue;
         if constexpr (SPLITS > 0) post_weight[i] = read_float4<WEIGHT>(post, vector(i));
         if constexpr (NEXT) next_weight[i] = read_float4<WEIGHT>(next, vector(i));
@@ -49,7 +51,7 @@ __device__ __forceinline__ void add_and_norm(const float4* __restrict__ sums, co
         value[i] = x[u64(row) * VECTORS + vector(i)];
 #pragma unroll
         for (int split = 0; split < SPLITS; split++) {
-            const float4 part = sums[(u64(split) * gridDim.x + row) * VECTORS + vector(i)];
+            const float4 part = sums[(u64(split) * rows + row) * VECTORS + vector(i)];
             a[i].x += part.x, a[i].y += part.y, a[i].z += part.z, a[i].w += part.w;
         }
         square += squares(a[i]);
@@ -74,29 +76,9 @@ __device__ __forceinline__ void add_and_norm(const float4* __restrict__ sums, co
         const float inverse = rsqrtf(block_sum<THREADS>(square, scratch[1]) / H + eps);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
-            if (!inside(i)) continue;
             const float4 v = value[i], w = next_weight[i];
-            const float4 out = {v.x * inverse * w.x, v.y * inverse * w.y, v.z * inverse * w.z, v.w * inverse * w.w};
-            if constexpr (PANELS)
-                store_panel_4((u16*)y, row, vector(i) * 4, panel_rows, bf16_pair(out.x, out.y), bf16_pair(out.z, out.w));
-            else ((float4*)y)[u64(row) * VECTORS + vector(i)] = out;
+            const float4 result = {v.x * inverse * w.x, v.y * inverse * w.y, v.z * inverse * w.z, v.w * inverse * w.w};
+            write_activations(y, vector(i) / WARP, row, result, threadIdx.x % WARP);
         }
-        // The columns that complete the last panel.
-        if (PANELS && H + threadIdx.x * 4 < ceil_div(u32(H), PANEL_COLUMNS) * PANEL_COLUMNS)
-            store_panel_4((u16*)y, row, H + threadIdx.x * 4, panel_rows, 0, 0);
     }
-}
-
-// sums [SPLITS, T, H], x [T, H] updated, y [T, H], all float32.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    add_norm(const float4* __restrict__ sums, const void* __restrict__ post, const void* __restrict__ scalar,
-             float4* x, const void* __restrict__ next, float4* __restrict__ y, u32 rows, float eps) {
-    add_and_norm<false>(sums, post, scalar, x, next, y, 0, eps);
-}
-
-// The same with y as bfloat16 panels that have room for `panel_rows` rows.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    add_norm_panels(const float4* __restrict__ sums, const void* __restrict__ post, const void* __restrict__ scalar,
-                    float4* x, const void* __restrict__ next, u16* __restrict__ y, u32 rows, u32 panel_rows, float eps) {
-    add_and_norm<true>(sums, post, scalar, x, next, y, panel_rows, eps);
 }

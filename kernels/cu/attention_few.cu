@@ -10,7 +10,9 @@
 // Positions first..last of the keys that any row sees are cut into blocks, the blocks into SPLITS
 // contiguous ranges, from the position in device memory: cost follows the filled length.
 //
-// Instantiated by Q_HEADS, KV_HEADS, D, ROWS, KEYS, SPLITS, WINDOW (0: none).
+// Instantiated by Q_HEADS, KV_HEADS, D, ROWS, KEYS, SPLITS, WINDOW (0: none), and for the join by
+// output.cuh's constants, with X_K = Q_HEADS * D.
+#include "output.cuh"
 #include "session.cuh"
 
 constexpr int WARPS = 4;
@@ -58,15 +60,16 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 template <int PENDING>
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// The keys that rows position .. position + rows - 1 see, and the blocks of one split.
+// The keys that rows position .. position + rows - 1 see, the splits that have work, and the blocks of
+// one of them.
 struct Range {
-    u32 first, last, begin, end;
+    u32 first, last, splits, begin, end;
 };
 __device__ __forceinline__ Range split_range(u32 position, u32 rows, u32 split) {
     const u32 last = position + rows - 1;
     const u32 first = WINDOW == 0 || position < WINDOW ? 0 : position + 1 - WINDOW;
-    const u32 blocks = ceil_div(last - first + 1, u32(KEYS));
-    return {first, last, u32(u64(blocks) * split / SPLITS), u32(u64(blocks) * (split + 1) / SPLITS)};
+    const u32 blocks = ceil_div(last - first + 1, u32(KEYS)), splits = lesser(blocks, u32(SPLITS));
+    return {first, last, splits, blocks * split / splits, blocks * (split + 1) / splits};
 }
 
 // q [T, Q_HEADS, D] float32; rings [ring, KV_HEADS, D] bfloat16 at table[keys], table[values].
@@ -84,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     wait_for_predecessor();
     const u32 position = words[STATE_POSITION];
     const Range range = split_range(position, rows, split);
-    if (range.begin == range.end) return;
+    if (split >= range.splits) return;
 
     u16* q_rows = (u16*)(shared + Q_AT);
     float* scores = (float*)(shared + S_AT);
@@ -244,35 +247,43 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if ((!HALVES || soft_row < 8) && lane % 8 == 0 && exists(soft_query)) stats[result_row(soft_query)] = {maximum, total};
 }
 
-constexpr int JOIN_THREADS = D < 128 ? 32 : 128;
-constexpr int JOIN_COLUMNS = D / JOIN_THREADS;
+// A split's share of 128 columns: lane l holds columns 4 l .. 4 l + 3.
+struct Share {
+    float maximum, total;
+    float4 out;
+};
+__device__ __forceinline__ Share join(const Share& a, const Share& b) {
+    const float maximum = fmaxf(a.maximum, b.maximum), x = exp2f(a.maximum - maximum), y = exp2f(b.maximum - maximum);
+    return {maximum, a.total * x + b.total * y,
+            {a.out.x * x + b.out.x * y, a.out.y * x + b.out.y * y, a.out.z * x + b.out.z * y, a.out.w * x + b.out.w * y}};
+}
 
-// y [T, Q_HEADS, D] float32. Block (query head, row).
-extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
-    attention_join(const float* __restrict__ sums, const float2* __restrict__ stats, float* __restrict__ y,
+// y [T, Q_HEADS, D], as in output.cuh. Block (unit of 128 columns, row); its warps take the splits in turns.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    attention_join(const float* __restrict__ sums, const float2* __restrict__ stats, void* __restrict__ y,
                    const u64* table, u32 state, u32 rows) {
+    __shared__ Share shares[WARPS - 1][WARP];
     allow_successor();
     const u32* words = session_memory<u32>(table, state);
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, unit = blockIdx.x, row = blockIdx.y;
+    const u32 column = unit * 128 + 4 * lane;
     wait_for_predecessor();
-    const u32 position = words[STATE_POSITION], head = blockIdx.x, row = blockIdx.y;
-    float maximum = LOWEST, total = 0.0f, out[JOIN_COLUMNS] = {};
-    for (u32 split = 0; split < SPLITS; split++) {
-        const Range range = split_range(position, rows, split);
-        if (range.begin == range.end) continue;
-        maximum = fmaxf(maximum, stats[(u64(split) * rows + row) * Q_HEADS + head].x);
-    }
+    const u32 splits = split_range(words[STATE_POSITION], rows, 0).splits;
+    Share all = {LOWEST, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+    if (column < X_K) {
 #pragma unroll 4
-    for (u32 split = 0; split < SPLITS; split++) {
-        const Range range = split_range(position, rows, split);
-        if (range.begin == range.end) continue;
-        const u64 at = (u64(split) * rows + row) * Q_HEADS + head;
-        const float2 part = stats[at];
-        const float factor = exp2f(part.x - maximum);
-        total += part.y * factor;
-#pragma unroll
-        for (int i = 0; i < JOIN_COLUMNS; i++) out[i] += sums[at * D + threadIdx.x + i * JOIN_THREADS] * factor;
+        for (u32 split = warp; split < splits; split += WARPS) {
+            const u64 at = u64(split) * rows + row;
+            const float2 part = stats[at * Q_HEADS + column / D];
+            all = join(all, {part.x, part.y, *(const float4*)(sums + at * X_K + column)});
+        }
     }
+    if (warp > 0) shares[warp - 1][lane] = all;
+    __syncthreads();
+    if (warp > 0) return;
 #pragma unroll
-    for (int i = 0; i < JOIN_COLUMNS; i++)
-        y[(u64(row) * Q_HEADS + head) * D + threadIdx.x + i * JOIN_THREADS] = out[i] / total;
+    for (int i = 0; i < WARPS - 1; i++) all = join(all, shares[i][lane]);
+    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (column < X_K) out = {all.out.x / all.total, all.out.y / all.total, all.out.z / all.total, all.out.w / all.total};
+    write_activations(y, unit, row, out, lane);
 }

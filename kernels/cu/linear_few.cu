@@ -1,43 +1,39 @@
-// y[T, N] = x[T, K] W^T for T <= ROWS <= 8 rows, W packed (packed.cuh), in tensor cores.
+// y[T, N] = x[T, K] W^T for T <= X_ROWS <= 8 rows, W packed (packed.cuh), in tensor cores.
 //
 // Quantized weights. Integer tensor cores multiply the codes as they are by activations in fixed
 // point. Of each row and block of 128 columns, with a = max |x|:
 //     x = s (n + 2^-14 p),  s = a / 16319,  n = 128 n1 + n0,  p = 128 p1 + p0,  all of n1..p0 in int8
-// which is 28 bits below the block's maximum (PARTS 2; PARTS 1 leaves p out). (n1, n0) and (p1, p0)
+// which is 28 bits below the block's maximum (X_PARTS 2; X_PARTS 1 leaves p out). (n1, n0) and (p1, p0)
 // are two pairs of columns of the instruction, whose sums over a group are exact. A group's sum of n
 // (and of p), known beforehand, makes a zero point one multiply-add.
 // Dense weights. bfloat16 tensor cores; x = hi + lo, both bfloat16: 16 bits.
 //
-// A "virtual row" is one pair of columns: row r, part p is virtual row r * PARTS + p.
+// A "virtual row" is one pair of columns: row r, part p is virtual row r * X_PARTS + p.
 //
 // Work. A warp takes whole tiles of 16 rows, over the columns of its block's split (blockIdx.y), and
 // streams each tile's units; no warp waits for another except for x. With BULK each warp has a ring
 // of STAGES stages of STAGE_UNITS units that the bulk copy engine fills, the first ones before the
-// predecessor has ended, and asks for L2_AHEAD further bytes to come into L2; else the next unit is
-// loaded into registers.
+// predecessor has ended; else the next unit is loaded into registers.
 //
-// Instantiated by packed.cuh's constants, N, ROWS, PARTS, SPLITS, WARPS, EPILOGUE, and BULK, STAGES,
-// STAGE_UNITS, L2_AHEAD.
+// Instantiated by packed.cuh's and split.cuh's constants, N, SPLIT_INPUT, SPLITS, WARPS, EPILOGUE, and BULK, STAGES,
+// STAGE_UNITS.
 #include "gelu.cuh"
 #include "packed.cuh"
+#include "split.cuh"
 
 constexpr int PARTIAL = 0, GEGLU = 1, SOFTCAP = 2;
 
 constexpr bool DENSE = BITS == 16;
-constexpr int VIRTUAL = ROWS * PARTS;
-constexpr int COLUMNS = 2 * VIRTUAL;               // of the instruction's B operand that are in use
+constexpr int VIRTUAL = X_VIRTUAL, COLUMNS = X_COLUMNS, PARTS = X_PARTS;
 constexpr int N_TILES = ceil_div(COLUMNS, 8);      // instructions for all of them
 constexpr int TILES = ceil_div(N, UNIT_ROWS);      // along N
 constexpr int SPLIT_UNITS = ceil_div(UNITS, SPLITS);  // at most, of one split
-constexpr int SUMS = GROUPS > 0 ? GROUPS : 1;      // sums of x in a unit
+constexpr int SUMS = X_SUMS;                       // sums of x in a unit
 constexpr int X_BATCH = 4;                         // units of x that a warp splits at a time
 
-// Shared memory: limbs of x [unit][half][column][t] 16 bytes (dense: [unit][quarter]...), sums
-// [unit][virtual][SUMS], scales [unit][virtual], rings [warp][stage].
-constexpr int LIMB_BYTES = UNIT_COLUMNS * COLUMNS * (DENSE ? 2 : 1);
-constexpr int SUMS_AT = SPLIT_UNITS * LIMB_BYTES;
-constexpr int X_SCALES_AT = SUMS_AT + (DENSE ? 0 : SPLIT_UNITS * VIRTUAL * SUMS * 4);
-constexpr int RING_AT = ceil_div(X_SCALES_AT + (DENSE ? 0 : SPLIT_UNITS * VIRTUAL * 4), 128) * 128;
+// Shared memory: the split's share of x (split.cuh), rings [warp][stage].
+constexpr int SUMS_AT = x_sums_at(SPLIT_UNITS), X_SCALES_AT = x_scales_at(SPLIT_UNITS);
+constexpr int RING_AT = ceil_div(x_bytes(SPLIT_UNITS), 128) * 128;
 constexpr int STAGE_BYTES = STAGE_UNITS * UNIT_BYTES;
 
 constexpr int CODE_LOADS = CODE_BYTES / 512;
@@ -219,10 +215,6 @@ __device__ __forceinline__ void accumulate(Sums& sums, const Unit& unit, const u
     }
 }
 
-__device__ __forceinline__ u32 bytes_of(int a, int b, int c, int d) {
-    return (u32(a) & 255) | (u32(b) & 255) << 8 | (u32(c) & 255) << 16 | u32(d) << 24;
-}
-
 // Columns `column` .. `column + 3` of a row of x, zeros beyond K.
 __device__ __forceinline__ float4 load_columns(const float* row, u32 column) {
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -237,47 +229,39 @@ __device__ __forceinline__ float4 load_columns(const float* row, u32 column) {
     return v;
 }
 
-// Writes 128 columns of a row into shared memory as limbs, if `inside`; lane l holds columns
-// 4 l .. 4 l + 3.
-__device__ __forceinline__ void split_dense(u8* shared, u32 chunk, u32 row, float4 v, u32 lane, bool inside) {
-    const u32 high[2] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
-    const u32 low[2] = {bf16_pair(v.x - bf16_low(high[0]), v.y - bf16_high(high[0])),
-                        bf16_pair(v.z - bf16_low(high[1]), v.w - bf16_high(high[1]))};
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 column = 4 * lane + 2 * i;  // 8 r + 2 t of block `column / 16`
-        const u32 word = column / 16 % 2 * 2 + column / 8 % 2, t = column / 2 % 4;
-        u32* at = (u32*)shared + (chunk * 4 + column / 32) * COLUMNS * 16 + t * 4 + word;
-        if (inside) at[(2 * row) * 16] = high[i];
-        if (inside) at[(2 * row + 1) * 16] = low[i];
-    }
+// 16 bytes into shared memory.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void split_quantized(u8* shared, u32 chunk, u32 row, float4 v, u32 lane, bool inside) {
-    const float largest = warp_max(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-    const float scale = largest / 16319.0f, inverse = largest > 0.0f ? 16319.0f / largest : 0.0f;
-    float rest[4] = {v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse};
-    float* x_sums = (float*)(shared + SUMS_AT) + chunk * VIRTUAL * SUMS;
-    float* x_scales = (float*)(shared + X_SCALES_AT) + chunk * VIRTUAL;
+
+// The units first .. last of x, split, into shared memory; the whole block takes part.
+__device__ __forceinline__ void load_split(u8* shared, const u8* x, u32 first, u32 last) {
+    const u32 units = last - first;
+    const uint4* limbs = (const uint4*)(x + u64(first) * X_LIMB_BYTES);
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < units * (X_LIMB_BYTES / 16); i += WARPS * 32) copy_async((uint4*)shared + i, limbs + i);
+    const float* sums = (const float*)(x + x_sums_at(X_UNITS) + u64(first) * X_SUM_BYTES);
+    const float* scales = (const float*)(x + x_scales_at(X_UNITS) + u64(first) * X_SCALE_BYTES);
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < units * (X_SUM_BYTES / 4); i += WARPS * 32) ((float*)(shared + SUMS_AT))[i] = sums[i];
+    for (u32 i = threadIdx.x; i < units * (X_SCALE_BYTES / 4); i += WARPS * 32) ((float*)(shared + X_SCALES_AT))[i] = scales[i];
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// The same from rows of float32.
+__device__ __forceinline__ void split_rows(u8* shared, const float* x, u32 first, u32 last, u32 rows, u32 warp, u32 lane) {
+    for (u32 row = 0; row < rows; row++)
+        for (u32 base = first + warp; base < last; base += WARPS * X_BATCH) {
+            float4 v[X_BATCH];
 #pragma unroll
-    for (u32 part = 0; part < PARTS; part++) {
-        int high[4], low[4], sum = 0;
+            for (int i = 0; i < X_BATCH; i++)
+                v[i] = load_columns(x + u64(row) * K, (base + i * WARPS) * UNIT_COLUMNS + 4 * lane);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int n = __float2int_rn(rest[i]);
-            rest[i] = (rest[i] - float(n)) * 16384.0f;
-            high[i] = (n + 64) >> 7;
-            low[i] = n - high[i] * 128;
-            sum += n;
+            for (int i = 0; i < X_BATCH; i++) {
+                const u32 unit = base + i * WARPS;
+                split(shared, SPLIT_UNITS, unit - first, row, v[i], lane, unit < last);
+            }
         }
-        const u32 index = row * PARTS + part;
-        u32* at = (u32*)shared + ((chunk * 2 + lane / 16) * COLUMNS + 2 * index) * 16 + lane % 4 * 4 + lane / 4 % 4;
-        if (inside) at[0] = bytes_of(high[0], high[1], high[2], high[3]);
-        if (inside) at[16] = bytes_of(low[0], low[1], low[2], low[3]);
-#pragma unroll
-        for (int offset = 1; offset < 32 / SUMS; offset *= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-        if (inside && lane % (32 / SUMS) == 0) x_sums[index * SUMS + lane / (32 / SUMS)] = float(sum);
-        if (inside && lane == 0) x_scales[index] = part == 0 ? scale : scale * (1.0f / 16384.0f);
-    }
 }
 
 #if BULK
@@ -294,9 +278,6 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes,
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void bulk_prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 #endif
 
 // A warp's way through its units: tile by tile, along the columns of the split.
@@ -304,11 +285,10 @@ struct Walk {
     u32 tile, unit;
 };
 
-// x [T, K] float32; y [SPLITS, T, N] partial sums, or with an epilogue [T, N] (GEGLU: [T, N / 2],
+// x: float32 [T, K], or split as in split.cuh (SPLIT_INPUT); y [SPLITS, T, N] partial sums, or with an epilogue [T, N] (GEGLU: [T, N / 2],
 // rows 8 of gate and 8 of up in turns); cap of SOFTCAP.
-// Two blocks share a multiprocessor: with BULK, of this kernel and the next.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
-    linear_few(const u8* __restrict__ weight, const float* __restrict__ x, float* __restrict__ y, u32 rows, float cap) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BULK || X_ROWS == 8 ? 1 : 2)
+    linear_few(const u8* __restrict__ weight, const void* __restrict__ x, float* __restrict__ y, u32 rows, float cap) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const u32 first = UNITS * blockIdx.y / SPLITS, last = UNITS * (blockIdx.y + 1) / SPLITS;
@@ -331,31 +311,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
         for (u32 slot = 0; slot < STAGES; slot++) barrier_init(&barriers[warp][slot]);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (u32 slot = 0; slot < STAGES; slot++) request(slot);
-        Walk far = ahead;
-        for (int left = L2_AHEAD; left > 0 && far.tile < TILES;) {
-            const u32 bytes = lesser(u32(left), (last - far.unit) * UNIT_BYTES) / 16 * 16;
-            bulk_prefetch(weight + unit_at(far.tile, far.unit), bytes);
-            left -= greater(bytes, 16u);
-            far = {far.tile + tile_step, first};
-        }
     }
     __syncwarp();
 #endif
 
     wait_for_predecessor();
-    for (u32 row = 0; row < rows; row++)
-        for (u32 base = first + warp; base < last; base += WARPS * X_BATCH) {
-            float4 v[X_BATCH];
-#pragma unroll
-            for (int i = 0; i < X_BATCH; i++)
-                v[i] = load_columns(x + u64(row) * K, (base + i * WARPS) * UNIT_COLUMNS + 4 * lane);
-#pragma unroll
-            for (int i = 0; i < X_BATCH; i++) {
-                const u32 unit = base + i * WARPS;
-                if constexpr (DENSE) split_dense(shared, unit - first, row, v[i], lane, unit < last);
-                else split_quantized(shared, unit - first, row, v[i], lane, unit < last);
-            }
-        }
+    if constexpr (SPLIT_INPUT) load_split(shared, (const u8*)x, first, last);
+    else split_rows(shared, (const float*)x, first, last, rows, warp, lane);
     __syncthreads();
 
 #if BULK

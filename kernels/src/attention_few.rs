@@ -1,5 +1,6 @@
 //! Attention of a few rows over the filled part of a ring of keys and values.
 
+use crate::activations::Output;
 use crate::contract::{args, source};
 use crate::{Amount, Extent, Kernel, Unsupported};
 
@@ -9,7 +10,7 @@ use crate::{Amount, Extent, Kernel, Unsupported};
 /// `state`, `keys`, `values` in it, `ring` rows of the buffers (at least `window + T − 1` where there is
 /// a window), `sums` float32 `[splits, T, q_heads, d]`, `stats` float32 `[splits, T, q_heads, 2]`, `rows`
 /// = T, the `scale` of the scores.
-/// [`AttentionFew::join`]: `sums`, `stats`, `y` float32 `[T, q_heads, d]`, `table`, `state`, `rows`.
+/// [`AttentionFew::join`]: `sums`, `stats`, `y` `[T, q_heads · d]` (see [`Output`]), `table`, `state`, `rows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionFew {
     /// Query heads.
@@ -24,6 +25,8 @@ pub struct AttentionFew {
     pub window: Option<u32>,
     /// Most blocks among which the keys of a head are divided.
     pub splits: u32,
+    /// How the join writes its result.
+    pub output: Output,
 }
 
 impl AttentionFew {
@@ -34,9 +37,10 @@ impl AttentionFew {
         d: u32,
         rows: u32,
         window: Option<u32>,
+        output: Output,
         sms: u32,
     ) -> Self {
-        let mut attention = Self { q_heads, kv_heads, d, rows, window, splits: 1 };
+        let mut attention = Self { q_heads, kv_heads, d, rows, window, splits: 1, output };
         let filling = (2 * sms).div_ceil(kv_heads.max(1)).clamp(1, 64);
         let blocks =
             window.map_or(u32::MAX, |window| (window + rows - 1).div_ceil(attention.keys()));
@@ -55,7 +59,8 @@ impl AttentionFew {
     }
 
     fn defines(&self) -> Vec<(&'static str, String)> {
-        vec![
+        let mut defines = self.output.defines(self.q_heads * self.d);
+        defines.extend([
             ("Q_HEADS", self.q_heads.to_string()),
             ("KV_HEADS", self.kv_heads.to_string()),
             ("D", self.d.to_string()),
@@ -63,7 +68,8 @@ impl AttentionFew {
             ("KEYS", self.keys().to_string()),
             ("SPLITS", self.splits.to_string()),
             ("WINDOW", self.window.unwrap_or(0).to_string()),
-        ]
+        ]);
+        defines
     }
 
     fn check(&self) -> Result<(), Unsupported> {
@@ -74,11 +80,14 @@ impl AttentionFew {
                 self.d
             ));
         }
-        if self.kv_heads == 0 || self.q_heads % self.kv_heads != 0 {
+        if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) {
             return unsupported(format!("{} query heads over {}", self.q_heads, self.kv_heads));
         }
         if !(1..=8).contains(&self.rows) || self.splits == 0 || self.window == Some(0) {
             return unsupported(format!("{self:?}"));
+        }
+        if let Some(reason) = self.output.refuses(self.q_heads * self.d) {
+            return unsupported(reason);
         }
         Ok(())
     }
@@ -124,11 +133,11 @@ impl AttentionFew {
             defines: self.defines(),
             symbol: "attention_join",
             grid: [
-                Extent::Fixed(self.q_heads),
+                Extent::Fixed((self.q_heads * self.d).div_ceil(128)),
                 Extent::Rows { per: 1, times: 1 },
                 Extent::Fixed(1),
             ],
-            block: if self.d < 128 { 32 } else { 128 },
+            block: 128,
             shared: 0,
             args: args![Read sums, Read stats, Write y, Read table, U32 state, U32 rows],
             dependent_launch: true,

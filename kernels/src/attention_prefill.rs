@@ -68,8 +68,8 @@ impl Tiling {
             && self.row_warps > 0
             && self.column_warps > 0
             && self.row_warps * self.column_warps <= 16
-            && self.keys % (16 * self.column_warps) == 0
-            && d % (16 * self.column_warps) == 0
+            && self.keys.is_multiple_of(16 * self.column_warps)
+            && d.is_multiple_of(16 * self.column_warps)
     }
 
     fn defines(&self) -> [(&'static str, String); 4] {
@@ -106,7 +106,7 @@ impl AttentionPrefill {
                 self.d
             ));
         }
-        if self.kv_heads == 0 || self.q_heads == 0 || self.q_heads % self.kv_heads != 0 {
+        if self.kv_heads == 0 || self.q_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) {
             return unsupported(format!("{} query heads over {}", self.q_heads, self.kv_heads));
         }
         if self.window == Some(0) {

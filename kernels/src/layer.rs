@@ -2,6 +2,7 @@
 
 use gemma4_format::DType;
 
+use crate::activations::Output;
 use crate::contract::{args, source};
 use crate::packed::{Packed, type_code};
 use crate::{Amount, Extent, Kernel, Unsupported};
@@ -10,9 +11,8 @@ use crate::{Amount, Extent, Kernel, Unsupported};
 ///
 /// `a` = the partial sums added in order; `x = (x + rms(a) · post) · scalar`; `y = rms(x) · next`.
 /// Arguments: `sums` `[splits, T, h]`, `post` `[h]`, `scalar` `[1]`, the residual `x` `[T, h]`, `next`
-/// `[h]`, `y` `[T, h]` (all float32 except the weights), `rows` = T, `eps`. What an instance does
-/// without may be null. For products of many rows, `y` is bfloat16 panels with room for `panel_rows`, an
-/// argument after `rows`.
+/// `[h]`, `y` `[T, h]` (see [`Output`]), float32 but for the weights, `rows` = T, `eps`. What an instance does
+/// without may be null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddNorm {
     /// Columns, a multiple of 4.
@@ -21,56 +21,45 @@ pub struct AddNorm {
     pub splits: u32,
     /// Whether the sum is multiplied by a scalar.
     pub scalar: bool,
-    /// Whether `y` is written.
-    pub next: bool,
+    /// How `y` is written, if it is.
+    pub next: Option<Output>,
     /// Type of `post`, `scalar` and `next`.
     pub weight: DType,
 }
 
 impl AddNorm {
-    /// The kernel that writes `y` in float32 rows.
+    /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
-        self.writing(false)
-    }
-
-    /// The kernel that writes `y` in panels.
-    pub fn into_panels(&self) -> Result<Kernel, Unsupported> {
-        self.writing(true)
-    }
-
-    fn writing(&self, panels: bool) -> Result<Kernel, Unsupported> {
-        if self.h == 0 || self.h % 4 != 0 || self.h > 16384 {
+        if self.h == 0 || !self.h.is_multiple_of(4) || self.h > 16384 {
             let reason = format!("{} columns: a multiple of 4 up to 16384 is needed", self.h);
             return Err(Unsupported { kernel: "add_norm", reason });
         }
+        let output = self.next.unwrap_or(Output::Floats);
+        if let Some(reason) = output.refuses(self.h) {
+            return Err(Unsupported { kernel: "add_norm", reason });
+        }
+        let mut defines = output.defines(self.h);
+        defines.extend([
+            ("H", self.h.to_string()),
+            ("SPLITS", self.splits.to_string()),
+            ("SCALAR", u32::from(self.scalar).to_string()),
+            ("NEXT", u32::from(self.next.is_some()).to_string()),
+            ("WEIGHT", type_code(self.weight).to_owned()),
+        ]);
         let vectors = self.h / 4;
         let threads = vectors.div_ceil(vectors.div_ceil(768)).next_multiple_of(32);
-        let arrays = self.splits + 2 + u32::from(self.next);
+        let arrays = self.splits + 2 + u32::from(self.next.is_some());
+        defines.push(("THREADS", threads.to_string()));
         Ok(Kernel {
             source: source!("add_norm.cu"),
-            defines: vec![
-                ("H", self.h.to_string()),
-                ("SPLITS", self.splits.to_string()),
-                ("SCALAR", u32::from(self.scalar).to_string()),
-                ("NEXT", u32::from(self.next).to_string()),
-                ("WEIGHT", type_code(self.weight).to_owned()),
-                ("THREADS", threads.to_string()),
-            ],
-            symbol: if panels { "add_norm_panels" } else { "add_norm" },
+            defines,
+            symbol: "add_norm",
             grid: [Extent::Rows { per: 1, times: 1 }, Extent::Fixed(1), Extent::Fixed(1)],
             block: threads,
             shared: 0,
-            args: if panels {
-                args![
-                    Read sums, Read post, Read scalar, Update x, Read next, Write y, U32 rows,
-                    U32 panel_rows, F32 eps,
-                ]
-            } else {
-                args![
-                    Read sums, Read post, Read scalar, Update x, Read next, Write y, U32 rows,
-                    F32 eps,
-                ]
-            },
+            args: args![
+                Read sums, Read post, Read scalar, Update x, Read next, Write y, U32 rows, F32 eps,
+            ],
             dependent_launch: true,
             bytes: Amount { per_row: u64::from(arrays * self.h) * 4, ..Amount::default() },
             operations: Amount { per_row: u64::from(self.h) * 10, ..Amount::default() },
@@ -112,7 +101,7 @@ impl Rope {
     /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
         let unsupported = |reason: String| Err(Unsupported { kernel: "rope", reason });
-        if self.d == 0 || self.d % 2 != 0 || self.d > 512 {
+        if self.d == 0 || !self.d.is_multiple_of(2) || self.d > 512 {
             return unsupported(format!("heads of {} columns: even and at most 512 work", self.d));
         }
         if self.frequencies.is_empty() || self.frequencies.len() > (self.d / 2) as usize {
@@ -157,33 +146,40 @@ impl Rope {
 
 /// `gelu_tanh(gate) · up` from partial sums of a weight packed with [`crate::Order::Turns`].
 ///
-/// Arguments: `sums` `[splits, T, 2 · width]`, `y` `[T, width]`, float32, `rows` = T.
+/// Arguments: `sums` float32 `[splits, T, 2 · width]`, `y` `[T, width]` (see [`Output`]), `rows` = T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geglu {
     /// Columns of the result, a multiple of 8.
     pub width: u32,
     /// Partial sums.
     pub splits: u32,
+    /// How `y` is written.
+    pub output: Output,
 }
 
 impl Geglu {
     /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
-        if self.width == 0 || self.width % 8 != 0 {
-            let reason = format!("{} columns: a multiple of 8 is needed", self.width);
-            return Err(Unsupported { kernel: "geglu", reason });
+        let unsupported = |reason: String| Err(Unsupported { kernel: "geglu", reason });
+        if self.width == 0 || !self.width.is_multiple_of(8) {
+            return unsupported(format!("{} columns: a multiple of 8 is needed", self.width));
+        }
+        if let Some(reason) = self.output.refuses(self.width) {
+            return unsupported(reason);
         }
         let width = u64::from(self.width);
+        let mut defines = self.output.defines(self.width);
+        defines.push(("SPLITS", self.splits.to_string()));
         Ok(Kernel {
             source: source!("geglu.cu"),
-            defines: vec![("I", self.width.to_string()), ("SPLITS", self.splits.to_string())],
+            defines,
             symbol: "geglu",
             grid: [
-                Extent::Fixed(self.width.div_ceil(256)),
+                Extent::Fixed(self.width.div_ceil(512)),
                 Extent::Rows { per: 1, times: 1 },
                 Extent::Fixed(1),
             ],
-            block: 256,
+            block: 128,
             shared: 0,
             args: args![Read sums, Write y, U32 rows],
             dependent_launch: true,

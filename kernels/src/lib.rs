@@ -8,8 +8,8 @@
 //! launches the result needs only [`Kernel`]'s launch half and never sees a compiler.
 //!
 //! Conventions of all kernels:
-//! - the residual stream, norms' outputs, projections' outputs and sums are float32;
-//!   K and V are bfloat16;
+//! - the residual stream, projections' outputs and sums are float32; what a product reads is
+//!   float32 or already cut into the integers that it multiplies ([`Split`]); K and V are bfloat16;
 //! - sums that several blocks share are written as partial sums and added in a fixed order, so
 //!   equal input gives equal output;
 //! - a position is read from device memory, where it is the index of the call's first row;
@@ -19,6 +19,7 @@
 pub mod compile;
 pub mod session;
 
+mod activations;
 mod arch;
 mod attention_few;
 mod attention_prefill;
@@ -28,12 +29,13 @@ mod linear_few;
 mod linear_many;
 mod packed;
 
+pub use activations::{Output, Split};
 pub use arch::Arch;
 pub use attention_few::AttentionFew;
 pub use attention_prefill::{AttentionPrefill, Tiling};
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
-pub use linear_few::{Epilogue, HALF_OF_SHARED, LinearFew, Ring};
+pub use linear_few::{Epilogue, LinearFew, Ring};
 pub use linear_many::{
     LinearMany, ManyOutput, PANEL_COLUMNS, ToPanels, panel_elements, panel_index,
 };

@@ -1,5 +1,6 @@
 //! Linear layers for 1 to 8 rows: decode, and the verification of a few drafted tokens.
 
+use crate::activations::Split;
 use crate::contract::{args, source};
 use crate::packed::{Codes, Packed};
 use crate::{Amount, Arch, Extent, Kernel, Unsupported};
@@ -22,13 +23,11 @@ pub struct Ring {
     pub stages: u32,
     /// Units of a stage.
     pub stage_units: u32,
-    /// Bytes beyond the ring that are asked to come into L2 before the predecessor has ended.
-    pub l2_ahead: u32,
 }
 
 /// `y[T, n] = x[T, k] · Wᵀ` for a packed weight and `1 <= T <= rows`.
 ///
-/// Arguments: `weight` packed, `x` float32 `[T, k]`, `y` float32 (see [`Epilogue`]), `rows` = T and
+/// Arguments: `weight` packed, `x` (float32 `[T, k]`, or [`LinearFew::split`]), `y` float32 (see [`Epilogue`]), `rows` = T and
 /// the `cap` of [`Epilogue::SoftCap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearFew {
@@ -44,16 +43,18 @@ pub struct LinearFew {
     pub warps: u32,
     /// What happens to the sums.
     pub epilogue: Epilogue,
+    /// `x` comes as [`LinearFew::split`] says; else as float32, and every block splits it.
+    pub split_input: bool,
     /// Streams of the bulk copy engine (sm_90 and later), or plain loads.
     pub ring: Option<Ring>,
 }
 
-/// Shared memory of a block that lets two blocks share a multiprocessor of compute capability 9.0:
-/// the next kernel's weights stream in while this one ends.
-pub const HALF_OF_SHARED: u32 = 113 * 1024;
-/// Shared memory of a block that has a multiprocessor of compute capability 9.0 to itself.
-const ALL_SHARED: u32 = 226 * 1024;
-/// Shared memory of the activations of a block, where blocks may have 99 KiB.
+/// Shared memory of a block of compute capability 9.0. More than half of a multiprocessor's, so that
+/// no two blocks of a launch meet on one multiprocessor while another has none; and room is left
+/// for the small kernels between two products, so that the next product's weights stream in
+/// while they run.
+const BULK_SHARED: u32 = 218 * 1024;
+/// Shared memory of a block where blocks may have 99 KiB.
 const PORTABLE_SHARED: u32 = 96 * 1024;
 /// Splits that are tried.
 const MOST_SPLITS: u32 = 16;
@@ -62,44 +63,53 @@ impl LinearFew {
     /// The launch for `weight` and calls of at most `rows` rows that keeps the warps of a device of
     /// `sms` multiprocessors most evenly busy.
     ///
-    /// Where the activations of the whole of `k` must fit beside one another and do not, the second
-    /// block's room is given up, then the second part of the activations.
+    /// Where activations of the whole of `k` must fit and do not, their second part is given up.
     pub fn choose(
         weight: Packed,
         rows: u32,
         epilogue: Epilogue,
+        split_input: bool,
         arch: Arch,
         sms: u32,
     ) -> Result<Self, Unsupported> {
         let bulk = arch == Arch::Sm90a;
-        let rooms: &[u32] = match (bulk, epilogue) {
-            (false, _) => &[PORTABLE_SHARED],
-            (true, Epilogue::Partial) => &[HALF_OF_SHARED],
-            (true, _) => &[HALF_OF_SHARED, ALL_SHARED],
-        };
+        let room = if bulk { BULK_SHARED } else { PORTABLE_SHARED };
         let most_splits = if epilogue == Epilogue::Partial { MOST_SPLITS } else { 1 };
-        for parts in [2, 1] {
-            for room in rooms {
-                let mut best: Option<(f64, Self)> = None;
-                for splits in 1..=most_splits.min(weight.units()) {
-                    for warps in if bulk { 6..=16 } else { 8..=8 } {
-                        let mut candidate =
-                            Self { weight, rows, parts, splits, warps, epilogue, ring: None };
-                        if bulk {
-                            candidate.ring = candidate.largest_ring(*room);
-                        }
-                        if candidate.shared() > *room || candidate.ring.is_some() != bulk {
-                            continue;
-                        }
-                        let cost = candidate.relative_time(sms);
-                        if best.is_none_or(|(least, _)| cost < least) {
-                            best = Some((cost, candidate));
-                        }
+        // Fewer warps do not keep the schedulers busy; more have too few registers.
+        let warps = match (bulk, rows) {
+            (false, _) => [8..=8, 8..=8],
+            (true, 1 | 2) => [14..=24, 8..=13],
+            (true, _) => [14..=16, 8..=13],
+        };
+        for (parts, warps) in [2, 1].into_iter().flat_map(|parts| warps.clone().map(|w| (parts, w)))
+        {
+            let mut best: Option<(f64, Self)> = None;
+            for splits in 1..=most_splits.min(weight.units()) {
+                for warps in warps.clone() {
+                    let mut candidate = Self {
+                        weight,
+                        rows,
+                        parts,
+                        splits,
+                        warps,
+                        epilogue,
+                        split_input,
+                        ring: None,
+                    };
+                    if bulk {
+                        candidate.ring = candidate.largest_ring(room);
+                    }
+                    if candidate.shared() > room || candidate.ring.is_some() != bulk {
+                        continue;
+                    }
+                    let cost = candidate.relative_time(sms);
+                    if best.is_none_or(|(least, _)| cost < least) {
+                        best = Some((cost, candidate));
                     }
                 }
-                if let Some((_, candidate)) = best {
-                    return Ok(candidate);
-                }
+            }
+            if let Some((_, candidate)) = best {
+                return Ok(candidate);
             }
         }
         Err(Unsupported {
@@ -111,40 +121,55 @@ impl LinearFew {
         })
     }
 
-    /// Bytes that the busiest multiprocessor reads, and what reading the partial sums costs the one
-    /// that adds them, in bytes at the pace of weights.
+    /// Time in bytes at the pace of a multiprocessor's share of memory: what the busiest one reads,
+    /// or the latency of the units that a warp walks one after another if that is longer; and what
+    /// the partial sums cost the block that adds them.
     fn relative_time(&self, sms: u32) -> f64 {
+        const LATENCY: f64 = 5400.0;
         let blocks = (sms / self.splits).max(1);
         let rounds = self.weight.tiles().div_ceil(blocks * self.warps);
-        let units = rounds * self.weight.units().div_ceil(self.splits) * self.warps;
-        let sums = self.splits * self.weight.n.min(8192) * self.rows;
-        f64::from(units) * f64::from(self.weight.unit_bytes()) + f64::from(sums)
+        let units = f64::from(rounds * self.weight.units().div_ceil(self.splits));
+        let instructions = (2 * self.rows * self.split().parts).div_ceil(8);
+        let walk = units * LATENCY * (0.6 + 0.4 * f64::from(instructions));
+        let read = units * f64::from(self.warps * self.weight.unit_bytes());
+        // A warp takes about half a microsecond for the 128 columns of a row that it splits.
+        let splitting = match self.split_input {
+            true => 0,
+            false => {
+                (self.weight.units().div_ceil(self.splits) * self.rows).div_ceil(self.warps)
+                    * 12_000
+            }
+        };
+        read.max(walk) + f64::from(splitting + self.splits * self.weight.n.min(8192))
     }
 
     /// The ring that fills `room` bytes of shared memory beside the activations.
-    pub fn largest_ring(&self, room: u32) -> Option<Ring> {
+    fn largest_ring(&self, room: u32) -> Option<Ring> {
         let room = room.checked_sub(self.activation_bytes() + 1024)? / self.warps;
         let stage_units = if self.weight.unit_bytes() < 2048 { 2 } else { 1 };
-        let stages = (room / (self.weight.unit_bytes() * stage_units)).min(6);
-        (stages >= 2).then_some(Ring { stages, stage_units, l2_ahead: 0 })
+        let stages = (room / (self.weight.unit_bytes() * stage_units)).min(8);
+        (stages >= 2).then_some(Ring { stages, stage_units })
+    }
+
+    /// The layout of `x` that the kernel multiplies.
+    pub fn split(&self) -> Split {
+        Split {
+            k: self.weight.k,
+            rows: self.rows,
+            parts: if self.dense() { 1 } else { self.parts },
+            sums: self.weight.groups().max(1),
+            dense: self.dense(),
+        }
     }
 
     /// Bytes of activations in shared memory.
     fn activation_bytes(&self) -> u32 {
         let units = self.weight.units().div_ceil(self.splits);
-        let virtual_rows = self.rows * self.parts();
-        let limbs = 128 * 2 * virtual_rows * if self.dense() { 2 } else { 1 };
-        let sums = self.weight.groups().max(1);
-        let numbers = if self.dense() { 0 } else { virtual_rows * (sums + 1) * 4 };
-        (units * (limbs + numbers)).next_multiple_of(128)
+        (units * self.split().unit_bytes()).next_multiple_of(128)
     }
 
     fn dense(&self) -> bool {
         self.weight.codes == Codes::Bf16
-    }
-
-    fn parts(&self) -> u32 {
-        if self.dense() { 1 } else { self.parts }
     }
 
     fn shared(&self) -> u32 {
@@ -169,7 +194,7 @@ impl LinearFew {
         if self.splits > 1 && self.epilogue != Epilogue::Partial {
             return unsupported(format!("{:?} with {} splits", self.epilogue, self.splits));
         }
-        if self.epilogue == Epilogue::Geglu && self.weight.n % 16 != 0 {
+        if self.epilogue == Epilogue::Geglu && !self.weight.n.is_multiple_of(16) {
             return unsupported(format!(
                 "gate and up of {} rows, no multiple of 8",
                 self.weight.n / 2
@@ -180,19 +205,18 @@ impl LinearFew {
             Epilogue::Geglu => "1",
             Epilogue::SoftCap => "2",
         };
-        let ring = self.ring.unwrap_or(Ring { stages: 1, stage_units: 1, l2_ahead: 0 });
+        let ring = self.ring.unwrap_or(Ring { stages: 1, stage_units: 1 });
         let mut defines = self.weight.defines();
+        defines.extend(self.split().defines());
         defines.extend([
             ("N", self.weight.n.to_string()),
-            ("ROWS", self.rows.to_string()),
-            ("PARTS", self.parts().to_string()),
+            ("SPLIT_INPUT", u32::from(self.split_input).to_string()),
             ("SPLITS", self.splits.to_string()),
             ("WARPS", self.warps.to_string()),
             ("EPILOGUE", epilogue.to_owned()),
             ("BULK", u32::from(self.ring.is_some()).to_string()),
             ("STAGES", ring.stages.to_string()),
             ("STAGE_UNITS", ring.stage_units.to_string()),
-            ("L2_AHEAD", ring.l2_ahead.to_string()),
         ]);
         let weight = self.weight.bytes();
         let outputs = u64::from(self.weight.n) * 4 * u64::from(self.splits);
@@ -203,7 +227,7 @@ impl LinearFew {
             symbol: "linear_few",
             grid: [
                 Extent::Sms {
-                    times: if self.ring.is_some() { 1 } else { 2 },
+                    times: if self.ring.is_some() || self.rows == 8 { 1 } else { 2 },
                     share: self.splits,
                     limit: self.weight.tiles().div_ceil(self.warps),
                 },

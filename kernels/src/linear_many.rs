@@ -41,7 +41,7 @@ pub struct ToPanels {
 impl ToPanels {
     /// The kernel, if rows consist of whole 16-byte vectors.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
-        if self.k == 0 || self.k % 4 != 0 {
+        if self.k == 0 || !self.k.is_multiple_of(4) {
             let reason = format!("{} columns, no multiple of 4", self.k);
             return Err(Unsupported { kernel: "to_panels", reason });
         }
@@ -143,7 +143,7 @@ impl LinearMany {
             return unsupported(format!("blocks of {} rows", self.tokens));
         }
         let multiple = if self.output == ManyOutput::Geglu { 16 } else { 8 };
-        if self.weight.n % multiple != 0 {
+        if !self.weight.n.is_multiple_of(multiple) {
             return unsupported(format!("{} features, no multiple of {multiple}", self.weight.n));
         }
         let output = match self.output {

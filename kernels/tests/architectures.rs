@@ -1,8 +1,14 @@
 //! Every kernel compiles for every architecture and stays within its limits.
+#![allow(clippy::print_stdout, reason = "says which tests were not run")]
+
+use std::sync::Mutex;
 
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
-use gemma4_kernels::{Arch, Epilogue, Kernel, LinearFew, Order, Pack, Packed};
+use gemma4_kernels::{
+    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Order, Output, Pack,
+    Packed, Rope, Sample,
+};
 
 const INT4: Encoding = Encoding::Quantized {
     bits: 4,
@@ -15,21 +21,46 @@ fn int8(k: u32) -> Encoding {
     Encoding::Quantized { bits: 8, group: k, scale: DType::BF16, offset: Offset::Symmetric }
 }
 
-/// The kernels of one architecture that must not touch local memory.
+/// The kernels of a decode step, at the largest shapes.
 fn hot(arch: Arch) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for rows in [1, 2, 4, 8] {
-        for (encoding, n, k) in [
-            (INT4, 16384, 5376),
-            (INT4, 5376, 21504),
-            (int8(5376), 262144, 5376),
-            (Encoding::Dense(DType::BF16), 5376, 8192),
+        for (encoding, n, k, epilogue) in [
+            (INT4, 16384, 5376, Epilogue::Partial),
+            (INT4, 5376, 21504, Epilogue::Partial),
+            (int8(5376), 262_144, 5376, Epilogue::SoftCap),
+            (Encoding::Dense(DType::BF16), 5376, 8192, Epilogue::Partial),
         ] {
             let weight = Packed::new(encoding, n, k).unwrap();
-            let linear = LinearFew::choose(weight, rows, Epilogue::Partial, arch, 132).unwrap();
+            let linear = LinearFew::choose(weight, rows, epilogue, true, arch, 132).unwrap();
             kernels.push(linear.kernel().unwrap());
+            if epilogue == Epilogue::SoftCap {
+                kernels.push(Embed { weight }.kernel());
+            }
+            if n == 5376 {
+                let next = Some(Output::Split(linear.split()));
+                let norm =
+                    AddNorm { h: k.min(8192), splits: 6, scalar: true, next, weight: DType::BF16 };
+                kernels.extend((k == 8192).then(|| norm.kernel().unwrap()));
+                let geglu = Geglu { width: k, splits: 3, output: Output::Split(linear.split()) };
+                kernels.push(geglu.kernel().unwrap());
+            }
+        }
+        for (q_heads, kv_heads, d, window) in
+            [(32, 16, 256, Some(1024)), (32, 4, 512, None), (8, 4, 32, Some(16))]
+        {
+            let attention =
+                AttentionFew::choose(q_heads, kv_heads, d, rows, window, Output::Floats, 132);
+            kernels.extend([attention.kernel().unwrap(), attention.join().unwrap()]);
+            let frequencies = Rope::frequencies(1e6, d, d / 8, 1.0);
+            let shared_kv = window.is_none();
+            let weight = DType::BF16;
+            let rope = Rope { q_heads, kv_heads, d, frequencies, shared_kv, splits: 2, weight };
+            kernels.push(rope.kernel().unwrap());
         }
     }
+    let sample = Sample { vocabulary: 262_144 };
+    kernels.extend([sample.maxima().unwrap(), sample.kernel().unwrap()]);
     kernels
 }
 
@@ -38,19 +69,31 @@ fn hot_kernels_fit_and_do_not_spill() {
     let Ok(nvrtc) = Nvrtc::find() else {
         return println!("not run: no CUDA compiler (make cuda-toolchain)");
     };
-    for arch in Arch::ALL {
-        for kernel in hot(arch) {
-            let module = nvrtc.cubin(&kernel, arch).unwrap();
-            for resources in &module.resources {
-                println!("{arch} {resources:?} + {} {:?}", kernel.shared, kernel.defines);
-                if resources.local > 0 {
-                    println!("SPILL");
+    let work: Vec<_> = Arch::ALL
+        .into_iter()
+        .flat_map(|arch| hot(arch).into_iter().map(move |k| (arch, k)))
+        .collect();
+    let work = Mutex::new(work);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some((arch, kernel)) = { work.lock().unwrap().pop() } {
+                    check(&nvrtc, arch, &kernel);
                 }
-                assert!(kernel.shared + resources.shared <= arch.shared_per_block());
-                assert!(resources.registers * kernel.block <= 65536);
-            }
+            });
         }
-    }
+    });
+}
+
+fn check(nvrtc: &Nvrtc, arch: Arch, kernel: &Kernel) {
+    let module = nvrtc.cubin(kernel, arch).unwrap();
+    let what = format!("{arch} {} {:?}", kernel.symbol, kernel.defines);
+    let resources = module.resources.iter().find(|r| r.symbol == kernel.symbol).unwrap();
+    assert_eq!(resources.local, 0, "local memory: {what}");
+    assert!(kernel.shared + resources.shared <= arch.shared_per_block(), "shared: {what}");
+    // A warp's registers come in units of 8 a thread.
+    let registers = resources.registers.next_multiple_of(8) * kernel.block;
+    assert!(registers <= 65536, "registers: {what}");
 }
 
 #[test]
@@ -61,6 +104,20 @@ fn pack_compiles_for_every_encoding() {
     for encoding in [INT4, int8(256), Encoding::Dense(DType::BF16)] {
         let packed = Packed::new(encoding, 64, 256).unwrap();
         let pack = Pack { source: encoding, packed, order: Order::Rows, rows: 64 };
-        nvrtc.cubin(&pack.kernel().unwrap(), Arch::Sm80).unwrap();
+        for arch in Arch::ALL {
+            nvrtc.cubin(&pack.kernel().unwrap(), arch).unwrap();
+        }
     }
+}
+
+#[test]
+fn what_is_not_supported_is_said() {
+    let odd =
+        Encoding::Quantized { bits: 4, group: 48, scale: DType::BF16, offset: Offset::Symmetric };
+    let error = Packed::new(odd, 64, 96).unwrap_err().to_string();
+    assert!(error.contains("groups of 48"), "{error}");
+    let error = Packed::new(Encoding::Dense(DType::F32), 64, 96).unwrap_err().to_string();
+    assert!(error.contains("must be BF16"), "{error}");
+    let attention = AttentionFew::choose(8, 4, 96, 1, None, Output::Floats, 132);
+    assert!(attention.kernel().unwrap_err().to_string().contains("96 columns"));
 }

@@ -1,4 +1,5 @@
 //! The compiler and the reader of its output, on the smallest kernel there is.
+#![allow(clippy::print_stdout, reason = "says which tests were not run")]
 
 use gemma4_kernels::{Amount, Arch, Extent, Kernel, Source, compile::Nvrtc};
 

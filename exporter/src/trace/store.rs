@@ -15,7 +15,7 @@ pub struct WeightSpec {
     pub encoding: Encoding,
 }
 
-type Describe<'a> = Rc<dyn Fn(&str) -> Option<WeightSpec> + 'a>;
+type Describe<'a> = Rc<dyn Fn(&str, Option<&[u32]>) -> Option<WeightSpec> + 'a>;
 type Load<'a> = Rc<dyn Fn(&str) -> std::result::Result<Vec<f32>, String> + 'a>;
 
 /// Where a model takes its weights and buffers from, by dotted names as in a checkpoint.
@@ -35,9 +35,10 @@ enum Mode<'a> {
 }
 
 impl<'a> Store<'a> {
-    /// A store for tracing. `describe` tells the dims and encoding of a weight by its name.
+    /// A store for tracing. `describe` tells the dims and encoding of a weight by its name and
+    /// by the dims that the model wants; without the latter, whether there is such a weight.
     pub fn traced(
-        describe: impl Fn(&str) -> Option<WeightSpec> + 'a,
+        describe: impl Fn(&str, Option<&[u32]>) -> Option<WeightSpec> + 'a,
         tables: Rc<RefCell<Tables>>,
     ) -> Self {
         Self { describe: Rc::new(describe), mode: Mode::Traced(tables), prefix: String::new() }
@@ -45,7 +46,7 @@ impl<'a> Store<'a> {
 
     /// A store for eager runs; `load` reads a weight as row-major float32.
     pub fn eager(
-        describe: impl Fn(&str) -> Option<WeightSpec> + 'a,
+        describe: impl Fn(&str, Option<&[u32]>) -> Option<WeightSpec> + 'a,
         load: impl Fn(&str) -> std::result::Result<Vec<f32>, String> + 'a,
         context: u32,
     ) -> Self {
@@ -60,14 +61,14 @@ impl<'a> Store<'a> {
 
     /// Whether the checkpoint has a weight of that name.
     pub fn has(&self, name: &str) -> bool {
-        (self.describe)(&self.full_name(name)).is_some()
+        (self.describe)(&self.full_name(name), None).is_some()
     }
 
     /// The weight of that name, which must have these dims.
     pub fn weight(&self, name: &str, dims: &[u32]) -> Result<Weight> {
         let name = self.full_name(name);
-        let spec =
-            (self.describe)(&name).ok_or_else(|| Error::MissingWeight { name: name.clone() })?;
+        let spec = (self.describe)(&name, Some(dims))
+            .ok_or_else(|| Error::MissingWeight { name: name.clone() })?;
         if spec.dims != dims {
             return Err(Error::WeightShape { name, found: spec.dims, wanted: dims.to_vec() });
         }

@@ -6,8 +6,8 @@ use std::path::Path;
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::session::state;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Packed, Randomize,
-    Rope, Sample,
+    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Output, Packed,
+    Randomize, Rope, Sample,
 };
 
 use crate::case::cubin_name;
@@ -31,32 +31,8 @@ const INT4: Encoding = Encoding::Quantized {
 const HEAD: Encoding =
     Encoding::Quantized { bits: 8, group: H, scale: DType::BF16, offset: Offset::Symmetric };
 
-/// How the products are instantiated.
-#[derive(Clone, Copy)]
-struct Variant {
-    name: &'static str,
-    rows: u32,
-    l2_ahead: u32,
-    /// Warps of a block, where not the best choice.
-    wide: bool,
-    early: bool,
-    probe: u32,
-}
-
-const PLAIN: Variant =
-    Variant { name: "1 row", rows: 1, l2_ahead: 0, wide: false, early: true, probe: 0 };
-
-const VARIANTS: [Variant; 9] = [
-    PLAIN,
-    Variant { name: "1 row, wide", wide: true, ..PLAIN },
-    Variant { name: "1 row, wide, 8K", wide: true, l2_ahead: 8 << 10, ..PLAIN },
-    Variant { name: "1 row, not early", early: false, ..PLAIN },
-    Variant { name: "1 row, no x", probe: 1, ..PLAIN },
-    Variant { name: "1 row, wide, no x", wide: true, probe: 1, ..PLAIN },
-    Variant { name: "2 rows", rows: 2, ..PLAIN },
-    Variant { name: "4 rows", rows: 4, ..PLAIN },
-    Variant { name: "8 rows", rows: 8, ..PLAIN },
-];
+/// Most rows of a step.
+const ROWS: [u32; 4] = [1, 2, 4, 8];
 
 #[derive(Clone, Copy)]
 struct Linears {
@@ -65,15 +41,6 @@ struct Linears {
     gate_up: LinearFew,
     down: LinearFew,
     head: LinearFew,
-    variant: Variant,
-}
-
-/// A product's kernel.
-fn product(linear: LinearFew, variant: Variant) -> Kernel {
-    let mut kernel = linear.kernel().unwrap();
-    kernel.defines.push(("PROBE", variant.probe.to_string()));
-    kernel.dependent_launch = variant.early;
-    kernel
 }
 
 fn packed(n: u32, k: u32) -> Packed {
@@ -81,34 +48,15 @@ fn packed(n: u32, k: u32) -> Packed {
 }
 
 impl Linears {
-    fn new(variant: Variant) -> Self {
+    fn new(rows: u32) -> Self {
         let choose = |n, k, epilogue| {
-            let weight = packed(n, k);
-            let chosen = LinearFew::choose(weight, variant.rows, epilogue, ARCH, 132);
-            let partial = || LinearFew::choose(weight, variant.rows, Epilogue::Partial, ARCH, 132);
-            let mut linear = chosen.or_else(|_| partial()).unwrap();
-            if variant.wide && n != VOCABULARY {
-                linear.warps = if epilogue == Epilogue::Geglu { 11 } else { 16 };
-                linear.splits = if epilogue == Epilogue::Geglu {
-                    1
-                } else if k == H {
-                    2
-                } else {
-                    6
-                };
-                linear.ring = linear.largest_ring(gemma4_kernels::HALF_OF_SHARED);
-            }
-            if let Some(ring) = &mut linear.ring {
-                ring.l2_ahead = variant.l2_ahead;
-            }
-            linear
+            LinearFew::choose(packed(n, k), rows, epilogue, true, ARCH, 132).unwrap()
         };
         Self {
             qkv: [16384, 18432].map(|n| choose(n, H, Epilogue::Partial)),
             o: [8192, 16384].map(|k| choose(H, k, Epilogue::Partial)),
-            gate_up: choose(2 * WIDTH, H, Epilogue::Geglu),
+            gate_up: choose(2 * WIDTH, H, Epilogue::Partial),
             down: choose(H, WIDTH, Epilogue::Partial),
-            variant,
             head: choose(VOCABULARY, H, Epilogue::SoftCap),
         }
     }
@@ -126,16 +74,18 @@ struct Step {
     rope: [Kernel; 2],
     attention: [AttentionFew; 2],
     after_attention: [Kernel; 2],
-    geglu: Option<Kernel>,
+    geglu: Kernel,
     after_layer: Kernel,
+    last_norm: Kernel,
     sample: Sample,
 }
 
 impl Step {
-    fn new(variant: Variant) -> Self {
-        let linears = Linears::new(variant);
-        let norm = |splits, scalar| {
-            AddNorm { h: H, splits, scalar, next: true, weight: DType::BF16 }.kernel().unwrap()
+    fn new(rows: u32) -> Self {
+        let linears = Linears::new(rows);
+        let norm = |splits, scalar, linear: LinearFew| {
+            let next = Some(Output::Split(linear.split()));
+            AddNorm { h: H, splits, scalar, next, weight: DType::BF16 }.kernel().unwrap()
         };
         let rope = |full: bool| {
             let (kv_heads, d) = if full { (4, 512) } else { (16, 256) };
@@ -152,36 +102,55 @@ impl Step {
             .kernel()
             .unwrap()
         };
-        let rows = variant.rows;
-        let partial = linears.gate_up.epilogue == Epilogue::Partial;
         Self {
             embed: Embed { weight: linears.head.weight }.kernel(),
-            first_norm: norm(0, false),
+            first_norm: norm(0, false, linears.qkv[0]),
             rope: [rope(false), rope(true)],
             attention: [
-                AttentionFew::choose(32, 16, 256, rows, Some(1024), 132),
-                AttentionFew::choose(32, 4, 512, rows, None, 132),
+                AttentionFew::choose(
+                    32,
+                    16,
+                    256,
+                    rows,
+                    Some(1024),
+                    Output::Split(linears.o[0].split()),
+                    132,
+                ),
+                AttentionFew::choose(
+                    32,
+                    4,
+                    512,
+                    rows,
+                    None,
+                    Output::Split(linears.o[1].split()),
+                    132,
+                ),
             ],
-            after_attention: [0, 1].map(|i: usize| norm(linears.o[i].splits, false)),
-            geglu: partial
-                .then(|| Geglu { width: WIDTH, splits: linears.gate_up.splits }.kernel().unwrap()),
-            after_layer: norm(linears.down.splits, true),
+            after_attention: [0, 1]
+                .map(|i: usize| norm(linears.o[i].splits, false, linears.gate_up)),
+            geglu: Geglu {
+                width: WIDTH,
+                splits: linears.gate_up.splits,
+                output: Output::Split(linears.down.split()),
+            }
+            .kernel()
+            .unwrap(),
+            after_layer: norm(linears.down.splits, true, linears.qkv[0]),
+            last_norm: norm(linears.down.splits, true, linears.head),
             sample: Sample { vocabulary: VOCABULARY },
             linears,
         }
     }
 
     fn kernels(&self) -> Vec<Kernel> {
-        let mut kernels: Vec<Kernel> = self
-            .linears
-            .all()
-            .iter()
-            .map(|linear| product(*linear, self.linears.variant))
-            .collect();
-        kernels.extend([&self.embed, &self.first_norm, &self.after_layer].map(Clone::clone));
+        let mut kernels: Vec<Kernel> =
+            self.linears.all().iter().map(|linear| linear.kernel().unwrap()).collect();
+        kernels.extend(
+            [&self.embed, &self.first_norm, &self.after_layer, &self.last_norm].map(Clone::clone),
+        );
         kernels.extend(self.rope.clone());
         kernels.extend(self.after_attention.clone());
-        kernels.extend(self.geglu.clone());
+        kernels.push(self.geglu.clone());
         for attention in self.attention {
             kernels.extend([attention.kernel().unwrap(), attention.join().unwrap()]);
         }
@@ -190,12 +159,12 @@ impl Step {
     }
 }
 
-pub fn kernels() -> Vec<Kernel> {
+pub(crate) fn kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
-    for variant in VARIANTS {
-        kernels.extend(Step::new(variant).kernels());
+    for rows in ROWS {
+        kernels.extend(Step::new(rows).kernels());
     }
-    for linear in Linears::new(VARIANTS[0]).all() {
+    for linear in Linears::new(1).all() {
         kernels.push(Randomize { weight: linear.weight }.kernel());
     }
     kernels
@@ -281,7 +250,7 @@ impl Model {
             8 * 16384,
             64 * 8 * 16384,
             64 * 8 * 64,
-            8 * 16384,
+            8 * 32768,
             8 * VOCABULARY as usize,
         ];
         let numbers: Vec<f32> = (0..8 * WIDTH).map(|i| (i % 97) as f32 / 48.0 - 1.0).collect();
@@ -329,11 +298,7 @@ impl Model {
             let ring = Value::U32(if layer.full { CONTEXT } else { 1024 + 512 });
             let state = Value::U32(0);
             let products = &step.linears;
-            add(
-                true,
-                &product(products.qkv[full], products.variant),
-                &linear(layer.qkv, normed, sums),
-            );
+            add(true, &products.qkv[full].kernel().unwrap(), &linear(layer.qkv, normed, sums));
             add(
                 false,
                 &step.rope[full],
@@ -344,35 +309,18 @@ impl Model {
                 [q, table, state, index(0), index(1), ring, parts, stats, t, Value::F32(1.0)];
             add(false, &attention.kernel().unwrap(), &values);
             add(false, &attention.join().unwrap(), &[parts, stats, attended, table, state, t]);
-            add(
-                true,
-                &product(products.o[full], products.variant),
-                &linear(layer.o, attended, sums),
-            );
+            add(true, &products.o[full].kernel().unwrap(), &linear(layer.o, attended, sums));
             add(false, &step.after_attention[full], &[sums, ones, none, x, ones, normed, t, eps]);
             // The activation takes the place of the sums of attention, which have been read.
             let activation = parts;
-            let output = if step.geglu.is_some() { sums } else { activation };
-            add(
-                true,
-                &product(products.gate_up, products.variant),
-                &linear(layer.gate_up, normed, output),
-            );
-            if let Some(geglu) = &step.geglu {
-                add(false, geglu, &[sums, activation, t]);
-            }
-            add(
-                true,
-                &product(products.down, products.variant),
-                &linear(layer.down, activation, sums),
-            );
-            add(false, &step.after_layer, &[sums, ones, ones, x, ones, normed, t, eps]);
+            add(true, &products.gate_up.kernel().unwrap(), &linear(layer.gate_up, normed, sums));
+            add(false, &step.geglu, &[sums, activation, t]);
+            add(true, &products.down.kernel().unwrap(), &linear(layer.down, activation, sums));
+            let after =
+                if i + 1 == self.layers.len() { &step.last_norm } else { &step.after_layer };
+            add(false, after, &[sums, ones, ones, x, ones, normed, t, eps]);
         }
-        add(
-            true,
-            &product(step.linears.head, step.linears.variant),
-            &linear(self.head, normed, logits),
-        );
+        add(true, &step.linears.head.kernel().unwrap(), &linear(self.head, normed, logits));
         let maxima = stats;
         add(false, &step.sample.maxima().unwrap(), &[logits, maxima]);
         let values = [
@@ -402,20 +350,17 @@ fn report(name: &str, ms: f32, bytes: u64) {
     println!("{name:44} {:9.1} us {:6.0} GB/s {:5.1} %", ms * 1e3, rate / 1e9, rate / WALL * 100.0);
 }
 
-pub fn run(directory: &Path, what: &[&str]) {
+pub(crate) fn run(directory: &Path) {
     let gpu = Gpu::open();
     let mut bench = Bench { gpu: &gpu, directory, functions: HashMap::new() };
     let model = Model::new(&mut bench);
     gpu.wait();
-    for variant in VARIANTS {
-        if !what.is_empty() && !what.contains(&variant.name) {
-            continue;
-        }
-        let (step, rows) = (Step::new(variant), variant.rows);
-        println!("== {}", variant.name);
+    for rows in ROWS {
+        let step = Step::new(rows);
+        println!("== {rows} rows");
         let launches = model.step(&mut bench, &step, rows, true);
         for linear in step.linears.all() {
-            let kernel = product(linear, variant);
+            let kernel = linear.kernel().unwrap();
             let alone: Vec<Launch> = launches
                 .iter()
                 .filter(|launch| launch.kernel == kernel)
@@ -450,6 +395,23 @@ pub fn run(directory: &Path, what: &[&str]) {
             report(&format!("step at {position}, {} launches", launches.len()), ms, bytes);
             let words: Vec<u32> = gpu.download(model.state);
             assert_eq!(words[state::STEP], 10, "steps did not happen");
+        }
+        let mut symbols: Vec<&str> = launches.iter().map(|launch| launch.kernel.symbol).collect();
+        symbols.sort_unstable();
+        symbols.dedup();
+        for symbol in symbols {
+            let rest: Vec<Launch> = launches
+                .iter()
+                .filter(|launch| launch.kernel.symbol != symbol)
+                .map(|l| Launch {
+                    kernel: l.kernel.clone(),
+                    function: l.function,
+                    values: l.values.clone(),
+                })
+                .collect();
+            let graph = gpu.capture(|| play(&gpu, &rest, rows));
+            let ms = gpu.time(&graph, 5);
+            report(&format!("step at 2000 without {}", symbol), ms, bytes);
         }
     }
 }

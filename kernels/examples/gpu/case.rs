@@ -5,22 +5,22 @@ use gemma4_kernels::{Arch, Kernel};
 use crate::device::{Function, Gpu};
 
 /// A distance and what it may be.
-pub struct Outcome {
-    pub error: f64,
-    pub limit: f64,
+pub(crate) struct Outcome {
+    pub(crate) error: f64,
+    pub(crate) limit: f64,
 }
 
 type Run = Box<dyn Fn(&Gpu, &[Function]) -> Outcome>;
 
-pub struct Case {
-    pub name: String,
-    pub arch: Arch,
-    pub kernels: Vec<Kernel>,
-    pub run: Run,
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) arch: Arch,
+    pub(crate) kernels: Vec<Kernel>,
+    pub(crate) run: Run,
 }
 
 impl Case {
-    pub fn new(
+    pub(crate) fn new(
         name: String,
         arch: Arch,
         kernels: Vec<Kernel>,
@@ -31,7 +31,7 @@ impl Case {
 }
 
 /// The file of a kernel's cubin.
-pub fn cubin_name(kernel: &Kernel, arch: Arch) -> String {
+pub(crate) fn cubin_name(kernel: &Kernel, arch: Arch) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let text = format!("{} {arch} {:?}", kernel.source.name, kernel.defines);
     for byte in text.bytes() {

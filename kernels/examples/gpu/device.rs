@@ -9,7 +9,7 @@ use gemma4_kernels::{ArgKind, Kernel};
 
 /// A value of a kernel's argument.
 #[derive(Clone, Copy, Debug)]
-pub enum Value {
+pub(crate) enum Value {
     /// Device address.
     At(u64),
     /// Unsigned number.
@@ -18,22 +18,22 @@ pub enum Value {
     F32(f32),
 }
 
-pub struct Gpu {
+pub(crate) struct Gpu {
     stream: sys::CUstream,
-    pub sms: u32,
+    pub(crate) sms: u32,
 }
 
 /// Memory that lives until the process ends.
 #[derive(Clone, Copy, Debug)]
-pub struct Buffer {
-    pub at: u64,
+pub(crate) struct Buffer {
+    pub(crate) at: u64,
     bytes: usize,
 }
 
 #[derive(Clone, Copy)]
-pub struct Function(sys::CUfunction);
+pub(crate) struct Function(sys::CUfunction);
 
-pub struct Graph(sys::CUgraphExec);
+pub(crate) struct Graph(sys::CUgraphExec);
 
 fn check(status: CUresult) {
     if status == CUresult::CUDA_SUCCESS {
@@ -52,7 +52,7 @@ fn check(status: CUresult) {
 }
 
 impl Gpu {
-    pub fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let (mut device, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
         let mut sms = 0;
         // SAFETY: every pointer is valid for writes; calls follow in the order the driver wants.
@@ -69,7 +69,7 @@ impl Gpu {
     }
 
     /// Memory of `bytes` bytes, filled with NaNs.
-    pub fn poisoned(&self, bytes: usize) -> Buffer {
+    pub(crate) fn poisoned(&self, bytes: usize) -> Buffer {
         let mut at = 0;
         // SAFETY: `at` is valid for writes; the fill stays inside the allocation.
         unsafe {
@@ -81,7 +81,7 @@ impl Gpu {
         Buffer { at, bytes }
     }
 
-    pub fn upload<T: Copy>(&self, data: &[T]) -> Buffer {
+    pub(crate) fn upload<T: Copy>(&self, data: &[T]) -> Buffer {
         let bytes = size_of_val(data);
         let buffer = self.poisoned(bytes);
         if bytes > 0 {
@@ -94,7 +94,7 @@ impl Gpu {
         buffer
     }
 
-    pub fn write<T: Copy>(&self, buffer: Buffer, data: &[T]) {
+    pub(crate) fn write<T: Copy>(&self, buffer: Buffer, data: &[T]) {
         let bytes = size_of_val(data);
         assert!(bytes <= buffer.bytes);
         // SAFETY: the destination has at least `bytes` bytes.
@@ -104,7 +104,7 @@ impl Gpu {
         }
     }
 
-    pub fn download<T: Copy + Default>(&self, buffer: Buffer) -> Vec<T> {
+    pub(crate) fn download<T: Copy + Default>(&self, buffer: Buffer) -> Vec<T> {
         self.wait();
         let mut data = vec![T::default(); buffer.bytes / size_of::<T>()];
         let bytes = size_of_val(&data[..]);
@@ -113,7 +113,7 @@ impl Gpu {
         data
     }
 
-    pub fn load(&self, cubin: &Path, kernel: &Kernel) -> Function {
+    pub(crate) fn load(&self, cubin: &Path, kernel: &Kernel) -> Function {
         let image = std::fs::read(cubin).unwrap_or_else(|e| panic!("{}: {e}", cubin.display()));
         let symbol = CString::new(kernel.symbol).unwrap();
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
@@ -132,7 +132,7 @@ impl Gpu {
     }
 
     /// Launches `kernel` for `rows` rows; early if its contract allows that.
-    pub fn launch(&self, kernel: &Kernel, function: Function, rows: u32, values: &[Value]) {
+    pub(crate) fn launch(&self, kernel: &Kernel, function: Function, rows: u32, values: &[Value]) {
         assert_eq!(values.len(), kernel.args.len(), "{}", kernel.symbol);
         let mut words = [0u64; 16];
         for ((word, value), arg) in words.iter_mut().zip(values).zip(&kernel.args) {
@@ -166,13 +166,13 @@ impl Gpu {
         check(status);
     }
 
-    pub fn wait(&self) {
+    pub(crate) fn wait(&self) {
         // SAFETY: the stream is alive.
         check(unsafe { sys::cuStreamSynchronize(self.stream) });
     }
 
     /// Captures what `body` launches.
-    pub fn capture(&self, body: impl FnOnce()) -> Graph {
+    pub(crate) fn capture(&self, body: impl FnOnce()) -> Graph {
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: begin and end stand on the same stream; pointers are valid for writes.
@@ -186,7 +186,7 @@ impl Gpu {
     }
 
     /// Milliseconds of a graph: the median of `runs`.
-    pub fn time(&self, graph: &Graph, runs: usize) -> f32 {
+    pub(crate) fn time(&self, graph: &Graph, runs: usize) -> f32 {
         let (mut start, mut end) = (ptr::null_mut(), ptr::null_mut());
         let mut times: Vec<f32> = (0..=runs)
             .map(|_| {

@@ -2,7 +2,7 @@
 
 use gemma4_format::DType;
 use gemma4_kernels::session::state;
-use gemma4_kernels::{AddNorm, Arch, AttentionFew, Geglu, Rope};
+use gemma4_kernels::{AddNorm, Arch, AttentionFew, Geglu, Output, Rope};
 
 use crate::case::{Case, Outcome};
 use crate::device::Value;
@@ -18,14 +18,15 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 
-pub fn state_at(position: u32) -> Vec<u32> {
+pub(crate) fn state_at(position: u32) -> Vec<u32> {
     let mut words = vec![0u32; state::WORDS];
     words[state::POSITION] = position;
     words
 }
 
 fn add_norm(h: u32, splits: u32, rows: u32, scalar: bool, weight: DType, arch: Arch) -> Case {
-    let kernel = AddNorm { h, splits, scalar, next: true, weight }.kernel().unwrap();
+    let kernel =
+        AddNorm { h, splits, scalar, next: Some(Output::Floats), weight }.kernel().unwrap();
     let name = format!("add_norm {h} s{splits} T={rows} {}", weight.name());
     Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
         let mut random = Random(u64::from(h + splits));
@@ -239,7 +240,9 @@ fn attention(case: AttentionFew, rows: u32, position: u32, ring: u32, arch: Arch
 
 fn geglu(arch: Arch) -> Case {
     let (width, splits, t) = (152usize, 3usize, 3usize);
-    let kernel = Geglu { width: width as u32, splits: splits as u32 }.kernel().unwrap();
+    let kernel = Geglu { width: width as u32, splits: splits as u32, output: Output::Floats }
+        .kernel()
+        .unwrap();
     Case::new("geglu".to_owned(), arch, vec![kernel.clone()], move |gpu, functions| {
         let sums = Random(2).normals(splits * t * 2 * width);
         let y = gpu.poisoned(t * width * 4);
@@ -261,7 +264,7 @@ fn geglu(arch: Arch) -> Case {
     })
 }
 
-pub fn cases(arch: Arch) -> Vec<Case> {
+pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     let mut cases = vec![geglu(arch)];
     for (h, splits, rows, scalar, weight) in [
         (5376, 3, 1, true, DType::BF16),
@@ -294,7 +297,7 @@ pub fn cases(arch: Arch) -> Vec<Case> {
     cases.push(sliding(32, 16, 256, 1023, 8, 1100));
     cases.push(sliding(8, 4, 32, 77, 2, 40));
     let mut few = |q_heads, kv_heads, d, rows, t, window: Option<u32>, position, ring| {
-        let case = AttentionFew::choose(q_heads, kv_heads, d, rows, window, 132);
+        let case = AttentionFew::choose(q_heads, kv_heads, d, rows, window, Output::Floats, 132);
         cases.push(attention(case, t, position, ring, arch));
     };
     for position in [0, 1, 63, 64, 1023, 1024, 3333] {

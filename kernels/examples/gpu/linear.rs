@@ -1,14 +1,14 @@
 //! `pack`, `linear_few`, `embed` against rows decoded by the format crate.
 
 use gemma4_format::encoding::{DType, Encoding, Offset, QuantizedBytes, ZeroType, decode_row};
-use gemma4_kernels::{Arch, Embed, Epilogue, LinearFew, Order, Pack, Packed};
+use gemma4_kernels::{AddNorm, Arch, Embed, Epilogue, LinearFew, Order, Output, Pack, Packed};
 
 use crate::case::{Case, Outcome};
 use crate::device::{Buffer, Gpu, Value};
 use crate::numbers::{Random, bytes_of, distance, from_bf16};
 
 /// A random stored matrix.
-pub struct Stored {
+pub(crate) struct Stored {
     encoding: Encoding,
     k: usize,
     codes: Vec<u8>,
@@ -18,7 +18,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    pub fn random(encoding: Encoding, n: usize, k: usize, random: &mut Random) -> Self {
+    pub(crate) fn random(encoding: Encoding, n: usize, k: usize, random: &mut Random) -> Self {
         let mut stored =
             Self { encoding, k, codes: vec![], high: vec![], scales: vec![], offsets: vec![] };
         let Encoding::Quantized { bits, group, scale, offset } = encoding else {
@@ -56,7 +56,7 @@ impl Stored {
         stored
     }
 
-    pub fn row(&self, row: usize) -> Vec<f32> {
+    pub(crate) fn row(&self, row: usize) -> Vec<f32> {
         let k = self.k;
         if let Encoding::Dense(_) = self.encoding {
             let pairs = self.codes[row * k * 2..(row + 1) * k * 2].chunks_exact(2);
@@ -83,7 +83,7 @@ fn quantized(bits: u8, group: u32, scale: DType, offset: Offset) -> Encoding {
     Encoding::Quantized { bits, group, scale, offset }
 }
 
-pub fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
+pub(crate) fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
     use DType::{BF16, F16, F32};
     vec![
         ("int4 g32 nibble", quantized(4, 32, BF16, Offset::Zero(ZeroType::Nibble))),
@@ -104,7 +104,7 @@ pub fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
 }
 
 /// Packs one stored matrix, or two in turns, on the device.
-pub fn pack(
+pub(crate) fn pack(
     gpu: &Gpu,
     case: &Pack,
     function: crate::device::Function,
@@ -124,7 +124,7 @@ pub fn pack(
 fn product(name: &str, encoding: Encoding, n: u32, k: u32, rows: u32, t: u32, arch: Arch) -> Case {
     let packed = Packed::new(encoding, n, k).unwrap();
     let pack_case = Pack { source: encoding, packed, order: Order::Rows, rows: n };
-    let linear = LinearFew::choose(packed, rows, Epilogue::Partial, arch, 132).unwrap();
+    let linear = LinearFew::choose(packed, rows, Epilogue::Partial, false, arch, 132).unwrap();
     let kernels = vec![pack_case.kernel().unwrap(), linear.kernel().unwrap()];
     let kernel = kernels[1].clone();
     let name = format!("linear {name} [{n}, {k}] T={t}/{rows} s{}", linear.splits);
@@ -167,7 +167,7 @@ fn geglu(rows: u32, arch: Arch) -> Case {
     let (width, k) = (152u32, 256u32);
     let packed = Packed::new(encoding, 2 * width, k).unwrap();
     let pack_case = Pack { source: encoding, packed, order: Order::Turns, rows: width };
-    let linear = LinearFew::choose(packed, rows, Epilogue::Geglu, arch, 132).unwrap();
+    let linear = LinearFew::choose(packed, rows, Epilogue::Geglu, false, arch, 132).unwrap();
     let kernels = vec![pack_case.kernel().unwrap(), linear.kernel().unwrap()];
     let kernel = kernels[1].clone();
     Case::new(format!("linear geglu T={rows}"), arch, kernels, move |gpu, functions| {
@@ -203,6 +203,67 @@ fn geglu(rows: u32, arch: Arch) -> Case {
     })
 }
 
+/// A norm that leaves its result split, and the product that reads it.
+fn chain(name: &str, encoding: Encoding, k: u32, rows: u32, t: u32, arch: Arch) -> Case {
+    let n = 100u32;
+    let packed = Packed::new(encoding, n, k).unwrap();
+    let pack_case = Pack { source: encoding, packed, order: Order::Rows, rows: n };
+    let linear = LinearFew::choose(packed, rows, Epilogue::Partial, true, arch, 132).unwrap();
+    let next = Some(Output::Split(linear.split()));
+    let norm = AddNorm { h: k, splits: 0, scalar: false, next, weight: DType::F32 };
+    let kernels =
+        vec![pack_case.kernel().unwrap(), norm.kernel().unwrap(), linear.kernel().unwrap()];
+    let (norm, product) = (kernels[1].clone(), kernels[2].clone());
+    let name = format!("norm and linear {name} [{n}, {k}] T={t}/{rows}");
+    Case::new(name, arch, kernels, move |gpu, functions| {
+        let mut random = Random(u64::from(k + rows));
+        let stored = Stored::random(encoding, n as usize, k as usize, &mut random);
+        let x = random.activations(t as usize, k as usize);
+        let packed = pack(gpu, &pack_case, functions[0], [&stored, &stored]);
+        let split = gpu.poisoned(linear.split().bytes() as usize);
+        let y = gpu.poisoned((linear.splits * t * n * 4) as usize);
+        let none = Value::At(0);
+        let ones = gpu.upload(&vec![1.0f32; k as usize]);
+        let values = [
+            none,
+            none,
+            none,
+            Value::At(gpu.upload(&x).at),
+            Value::At(ones.at),
+            Value::At(split.at),
+            Value::U32(t),
+            Value::F32(1e-6),
+        ];
+        gpu.launch(&norm, functions[1], t, &values);
+        let values = [
+            Value::At(packed.at),
+            Value::At(split.at),
+            Value::At(y.at),
+            Value::U32(t),
+            Value::F32(0.0),
+        ];
+        gpu.launch(&product, functions[2], t, &values);
+        let parts: Vec<f32> = gpu.download(y);
+        let size = (t * n) as usize;
+        let got: Vec<f32> = (0..size)
+            .map(|i| (0..linear.splits as usize).map(|s| parts[s * size + i]).sum())
+            .collect();
+        let mut wanted = Vec::new();
+        for r in 0..t as usize {
+            let x: Vec<f64> =
+                x[r * k as usize..][..k as usize].iter().map(|x| f64::from(*x)).collect();
+            let inverse =
+                (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + 1e-6).sqrt().recip();
+            for row in 0..n as usize {
+                let weights = stored.row(row);
+                wanted.push(weights.iter().zip(&x).map(|(w, x)| f64::from(*w) * x * inverse).sum());
+            }
+        }
+        let limit = if matches!(encoding, Encoding::Dense(_)) { 2e-5 } else { 1e-6 };
+        Outcome { error: distance(&got, &wanted), limit }
+    })
+}
+
 fn embed(name: &str, encoding: Encoding, arch: Arch) -> Case {
     let (n, k) = (100u32, 256u32);
     let packed = Packed::new(encoding, n, k).unwrap();
@@ -233,7 +294,7 @@ fn embed(name: &str, encoding: Encoding, arch: Arch) -> Case {
     })
 }
 
-pub fn cases(arch: Arch) -> Vec<Case> {
+pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, encoding) in encodings(640) {
         cases.push(product(name, encoding, 100, 640, 1, 1, arch));
@@ -248,6 +309,11 @@ pub fn cases(arch: Arch) -> Vec<Case> {
         cases.push(product("bf16", Encoding::Dense(DType::BF16), 512, 5376, rows, rows, arch));
         cases.push(geglu(rows, arch));
     }
+    for (name, encoding) in encodings(640) {
+        cases.push(chain(name, encoding, 640, 1, 1, arch));
+        cases.push(chain(name, encoding, 640, 8, 5, arch));
+    }
+    cases.push(chain("int4 g32 nibble", encodings(96)[0].1, 96, 2, 2, arch));
     for (name, encoding) in encodings(256) {
         cases.push(embed(name, encoding, arch));
     }

@@ -107,7 +107,7 @@ fn main() {
         ["compile", directory, filter] => compile(Path::new(directory), filter),
         ["check", directory] => check(Path::new(directory), ""),
         ["check", directory, filter] => check(Path::new(directory), filter),
-        ["bench", directory, ref what @ ..] => bench::run(Path::new(directory), what),
+        ["bench", directory] => bench::run(Path::new(directory)),
         ["prefill", directory] => prefill::run(Path::new(directory), ""),
         ["prefill", directory, what] => prefill::run(Path::new(directory), what),
         _ => println!("usage: gpu compile|check|bench|prefill DIR"),

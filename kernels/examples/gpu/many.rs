@@ -2,8 +2,8 @@
 
 use gemma4_format::DType;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Order, Pack, Packed, ToPanels,
-    panel_elements, panel_index,
+    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Order, Output, Pack, Packed,
+    ToPanels, panel_elements, panel_index,
 };
 use half::bf16;
 
@@ -59,10 +59,12 @@ fn to_panels(k: u32, rows: u32, arch: Arch) -> Case {
 
 /// The norm that writes panels gives what the one that writes rows gives, rounded.
 fn norm_panels(h: u32, rows: u32, arch: Arch) -> Case {
-    let norm = AddNorm { h, splits: 2, scalar: true, next: true, weight: DType::BF16 };
-    let kernels = vec![norm.kernel().unwrap(), norm.into_panels().unwrap()];
+    let kernels = [Output::Floats, Output::Panels { room: room(rows) }].map(|next| {
+        let next = Some(next);
+        AddNorm { h, splits: 2, scalar: true, next, weight: DType::BF16 }.kernel().unwrap()
+    });
     let name = format!("many norms to panels {h} T={rows}");
-    Case::new(name, arch, kernels.clone(), move |gpu, functions| {
+    Case::new(name, arch, kernels.to_vec(), move |gpu, functions| {
         let mut random = Random(4);
         let count = (rows * h) as usize;
         let sums = gpu.upload(&random.normals(2 * count));
@@ -71,15 +73,10 @@ fn norm_panels(h: u32, rows: u32, arch: Arch) -> Case {
         let x = random.normals(count);
         let out = gpu.poisoned(count * 4);
         let out_panels = gpu.poisoned(panel_elements(room(rows), h) as usize * 2);
-        for (panels, y) in [(false, out), (true, out_panels)] {
+        for (i, y) in [out, out_panels].into_iter().enumerate() {
             let mut values: Vec<Value> =
                 [sums, post, scalar, gpu.upload(&x), next, y].map(|b| Value::At(b.at)).to_vec();
-            values.push(Value::U32(rows));
-            if panels {
-                values.push(Value::U32(room(rows)));
-            }
-            values.push(Value::F32(1e-6));
-            let i = usize::from(panels);
+            values.extend([Value::U32(rows), Value::F32(1e-6)]);
             gpu.launch(&kernels[i], functions[i], rows, &values);
         }
         let wanted = panels(&gpu.download::<f32>(out), h, room(rows));
@@ -294,7 +291,7 @@ fn products(arch: Arch) -> Vec<Case> {
     cases
 }
 
-pub fn cases(arch: Arch) -> Vec<Case> {
+pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     let mut cases = Vec::new();
     for (k, rows) in [(32, 3), (192, 65), (5376, 417)] {
         cases.push(to_panels(k, rows, arch));

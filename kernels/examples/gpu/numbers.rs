@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 
 /// splitmix64 (Steele, Lea, Flood, 2014).
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,25 +14,25 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: u32) -> u32 {
+    pub(crate) fn below(&mut self, n: u32) -> u32 {
         (self.next() >> 32) as u32 % n
     }
 
-    pub fn uniform(&mut self) -> f32 {
+    pub(crate) fn uniform(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u32 << 24) as f32
     }
 
     /// Roughly normal, deviation 1.
-    pub fn normal(&mut self) -> f32 {
+    pub(crate) fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
     }
 
-    pub fn normals(&mut self, count: usize) -> Vec<f32> {
+    pub(crate) fn normals(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.normal()).collect()
     }
 
     /// Normal numbers, of which one in a hundred channels is 1000 times larger.
-    pub fn activations(&mut self, rows: usize, columns: usize) -> Vec<f32> {
+    pub(crate) fn activations(&mut self, rows: usize, columns: usize) -> Vec<f32> {
         let mut x = self.normals(rows * columns);
         for _ in 0..columns.div_ceil(100) {
             let channel = self.below(columns as u32) as usize;
@@ -45,7 +45,7 @@ impl Random {
 }
 
 /// ‖got − wanted‖ / ‖wanted‖; infinite if anything is not a number.
-pub fn distance(got: &[f32], wanted: &[f64]) -> f64 {
+pub(crate) fn distance(got: &[f32], wanted: &[f64]) -> f64 {
     assert_eq!(got.len(), wanted.len());
     let pairs = got.iter().zip(wanted);
     let (mut difference, mut norm) = (0.0, 0.0);
@@ -56,16 +56,16 @@ pub fn distance(got: &[f32], wanted: &[f64]) -> f64 {
     if difference.is_nan() { f64::INFINITY } else { (difference / norm.max(1e-300)).sqrt() }
 }
 
-pub fn to_bf16(values: &[f32]) -> Vec<u16> {
+pub(crate) fn to_bf16(values: &[f32]) -> Vec<u16> {
     values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect()
 }
 
-pub fn from_bf16(bits: u16) -> f32 {
+pub(crate) fn from_bf16(bits: u16) -> f32 {
     bf16::from_bits(bits).to_f32()
 }
 
 /// Little-endian bytes of `values` in a stored type.
-pub fn bytes_of(dtype: gemma4_format::DType, values: &[f32]) -> Vec<u8> {
+pub(crate) fn bytes_of(dtype: gemma4_format::DType, values: &[f32]) -> Vec<u8> {
     use gemma4_format::DType;
     let bytes = |x: &f32| match dtype {
         DType::F32 => x.to_le_bytes().to_vec(),

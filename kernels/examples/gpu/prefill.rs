@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Packed, Randomize, Rope,
-    panel_elements,
+    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Output, Packed, Randomize,
+    Rope, panel_elements,
 };
 
 use crate::case::cubin_name;
@@ -71,9 +71,15 @@ impl Layer {
         let window = (!full).then_some(WINDOW);
         let attention = AttentionPrefill::choose(q_heads, kv_heads, d, window, arch);
         Self {
-            norm: AddNorm { h: H, splits: 1, scalar: true, next: true, weight: DType::BF16 }
-                .into_panels()
-                .unwrap(),
+            norm: AddNorm {
+                h: H,
+                splits: 1,
+                scalar: true,
+                next: Some(Output::Panels { room: ROOM }),
+                weight: DType::BF16,
+            }
+            .kernel()
+            .unwrap(),
             qkv: linear(columns, H, ManyOutput::F32),
             rope: rope.kernel().unwrap(),
             attention: attention.kernel().unwrap(),
@@ -101,7 +107,7 @@ impl Layer {
 
 const ARCHES: [Arch; 2] = [Arch::Sm90a, Arch::Sm90];
 
-pub fn kernels() -> Vec<(Arch, Kernel)> {
+pub(crate) fn kernels() -> Vec<(Arch, Kernel)> {
     let mut kernels = Vec::new();
     for arch in ARCHES {
         for rows in ROWS {
@@ -180,7 +186,7 @@ impl Bench<'_> {
     fn norm(&mut self, layer: &Layer, rows: u32) {
         let Memory { sums, norm, x, panels, .. } = self.memory;
         let mut values = [sums, norm, norm, x, norm, panels].map(|b| Value::At(b.at)).to_vec();
-        values.extend([Value::U32(rows), Value::U32(ROOM), Value::F32(1e-6)]);
+        values.extend([Value::U32(rows), Value::F32(1e-6)]);
         self.launch(&layer.norm, rows, &values);
     }
 
@@ -344,7 +350,7 @@ fn memory(gpu: &Gpu, random: impl Fn(Packed) -> Buffer) -> Memory {
     }
 }
 
-pub fn run(directory: &Path, what: &str) {
+pub(crate) fn run(directory: &Path, what: &str) {
     let gpu = Gpu::open();
     for arch in ARCHES {
         let random = |weight: Packed| {

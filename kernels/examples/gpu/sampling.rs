@@ -185,7 +185,7 @@ fn draws(vocabulary: u32, spread: f32, s: Settings, count: u32, arch: Arch) -> C
     })
 }
 
-pub fn cases(arch: Arch) -> Vec<Case> {
+pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     let plain = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 11, position: 0 };
     let usual = Settings { temperature: 0.7, top_k: 64, top_p: 0.95, ..plain };
     vec![

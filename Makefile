@@ -1,0 +1,47 @@
+# `make demo` answers a question with the bundled model; `make test` runs every test.
+# MODEL=DIR and OUT=DIR point the gemma4-* targets at a checkpoint and an output directory.
+
+CARGO ?= cargo
+OUT ?= out
+MODEL ?= ci/models/tiny-chat-int4
+PROMPT ?= What is the capital of France?
+BIN := target/release
+
+.PHONY: help build demo test lint fmt doc check bench gemma4-cpu clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+build: ## build all commands into target/release
+	$(CARGO) build --release --locked --bins
+
+demo: build ## export the bundled model and ask it a question
+	@ci/export_model_artifact.sh --prequantized ci/models/tiny-chat-int4 --output-dir $(OUT)/demo
+	@ci/test_model_e2e.sh $(OUT)/demo "$(PROMPT)"
+
+test: ## run all tests (installs nothing: Rust, a C compiler and python3 are enough)
+	ci/test.sh
+
+lint: ## formatting, clippy, documentation, dependencies
+	ci/lint.sh
+
+fmt: ## format the sources
+	$(CARGO) fmt --all
+
+doc: ## build the documentation
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps
+
+check: lint test ## everything that CI runs
+
+gemma4-cpu: build ## export MODEL (a pre-quantized bundle) and run it on the CPU
+	@ci/export_model_artifact.sh --prequantized $(MODEL) --output-dir $(OUT)/gemma4-cpu
+	@ci/test_model_e2e.sh $(OUT)/gemma4-cpu "$(PROMPT)" --device cpu
+
+bench: build ## prefill and decode speed of the bundled model on the CPU
+	@ci/export_model_artifact.sh --prequantized $(MODEL) --output-dir $(OUT)/bench
+	@$(BIN)/gemma4-run --model_path $(OUT)/bench/model.pte --data_path $(OUT)/bench/model.ptd \
+		--prompt "In the beginning" --raw_prompt --temperature 0 --max_new_tokens 256 >/dev/null
+
+clean: ## remove what was built and exported
+	$(CARGO) clean
+	rm -rf $(OUT)

@@ -1,0 +1,127 @@
+//! Exports a Gemma 4 checkpoint as `model.pte` and `model.ptd`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser};
+use gemma4_exporter::checkpoint::{Checkpoint, Layout};
+use gemma4_exporter::export::{Options, export};
+use gemma4_exporter::output::{Interrupt, Monitor};
+use gemma4_exporter::quantize::Recipe;
+use gemma4_exporter::{Error, Result, tiny};
+
+/// Export a Gemma 4 checkpoint: what to compute goes to model.pte, the weights to model.ptd.
+///
+/// Weights are streamed; the process needs less than 1 GiB of memory for any model. Both files
+/// appear when both are complete. The same checkpoint and flags give the same bytes.
+#[derive(Parser, Debug)]
+#[command(version, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(flatten)]
+    input: Input,
+    /// Where model.pte and model.ptd go
+    #[arg(long, value_name = "DIR", required_unless_present = "tiny_test")]
+    output_dir: Option<PathBuf>,
+    /// With --model-dir: quantize on the way (default: keep the weights as they are)
+    #[arg(long, value_name = "NAME", conflicts_with = "prequantized")]
+    recipe: Option<String>,
+    /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
+    #[arg(long, value_name = "N")]
+    max_seq_len: Option<u32>,
+    /// Most prompt tokens read by one call (default: 512, or the context if it is shorter)
+    #[arg(long, value_name = "N")]
+    max_prefill_chunk: Option<u32>,
+    /// Chat template to use instead of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// generation_config.json to use instead of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    generation_config: Option<PathBuf>,
+    /// Print a line for each weight
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Input {
+    /// A bundle made by gemma4-quantize
+    #[arg(long, value_name = "DIR")]
+    prequantized: Option<PathBuf>,
+    /// A Hugging Face checkpoint: config.json and model*.safetensors
+    #[arg(long, value_name = "DIR")]
+    model_dir: Option<PathBuf>,
+    /// Take a tiny random model through the whole pipeline and compare it with candle
+    #[arg(long)]
+    tiny_test: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma4-export --prequantized gemma-4-31b-int4 --output-dir out
+  gemma4-export --model-dir gemma-4-31b-it --recipe default --output-dir out --max-seq-len 32768
+  gemma4-export --tiny-test
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(error.downcast_ref().map_or(1, Error::exit_code))
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let interrupt = Interrupt::on_ctrl_c().context("cannot watch for Ctrl-C")?;
+    let monitor = Monitor::new(arguments.verbose, interrupt);
+    if arguments.input.tiny_test {
+        let report = tiny::test(arguments.output_dir.as_deref(), &monitor)?;
+        writeln!(io::stdout(), "{report}")?;
+        return Ok(());
+    }
+    let checkpoint = open(&arguments.input)?;
+    let read = |path: &Option<PathBuf>| path.as_deref().map(read_text).transpose();
+    let options = Options {
+        max_seq_len: arguments.max_seq_len,
+        max_prefill_chunk: arguments.max_prefill_chunk,
+        recipe: arguments.recipe.as_deref().map(Recipe::named).transpose()?,
+        chat_template: read(&arguments.chat_template)?,
+        generation_config: read(&arguments.generation_config)?,
+    };
+    let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
+    let exported = export(&checkpoint, &options, output_dir, &monitor)?;
+    eprintln!(
+        "wrote {} and {} ({:.1} MB)",
+        exported.program.display(),
+        exported.data.display(),
+        exported.bytes as f64 / 1e6
+    );
+    Ok(())
+}
+
+fn open(input: &Input) -> Result<Checkpoint> {
+    let (dir, wanted, other) = match (&input.prequantized, &input.model_dir) {
+        (Some(dir), _) => (dir, Layout::Bundle, "--model-dir"),
+        (None, Some(dir)) => (dir, Layout::HuggingFace, "--prequantized"),
+        (None, None) => unreachable!("clap requires one of them"),
+    };
+    let checkpoint = Checkpoint::open(dir)?;
+    if checkpoint.layout() != wanted {
+        return Err(Error::Flag {
+            flag: if wanted == Layout::Bundle { "--prequantized" } else { "--model-dir" },
+            why: format!("`{}` is of the other kind; use {other}", dir.display()),
+        });
+    }
+    Ok(checkpoint)
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(Error::io("read", path))
+}

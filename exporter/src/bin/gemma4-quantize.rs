@@ -1,0 +1,95 @@
+//! Quantizes a Gemma 4 checkpoint into a bundle that `gemma4-export --prequantized` takes.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use gemma4_exporter::checkpoint::Checkpoint;
+use gemma4_exporter::model::Config;
+use gemma4_exporter::output::{Interrupt, Monitor, Pending, persist_all};
+use gemma4_exporter::quantize::{Existing, Recipe, json, table, write_bundle};
+
+/// Quantize a Gemma 4 checkpoint
+///
+/// Reads a Hugging Face directory (config.json and *.safetensors in bf16) and writes a directory
+/// with the quantized weights and copies of config, tokenizer and chat template. Reads a block of
+/// rows at a time, so memory does not depend on the size of the model.
+#[derive(Debug, Parser)]
+#[command(name = "gemma4-quantize", version, after_long_help = EXAMPLES)]
+struct Arguments {
+    /// Hugging Face directory of the checkpoint
+    #[arg(long, value_name = "DIR")]
+    model_dir: PathBuf,
+
+    /// Directory to write; it appears when everything is done
+    #[arg(long, value_name = "DIR")]
+    output: PathBuf,
+
+    /// Which weight gets which encoding
+    ///
+    /// `default`: projections in INT4, groups of 32, with a bf16 scale and a 4-bit zero point
+    /// (4.625 bits per weight); embedding and head in INT8, one scale a row; norms as they are.
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = Recipe::named)]
+    recipe: Recipe,
+
+    /// Write bits, signal-to-noise ratio and largest error of every weight to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
+    /// Replace the output directory if it is a bundle
+    #[arg(long)]
+    overwrite: bool,
+
+    /// Threads that quantize [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// Print a line per weight instead of a progress bar
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+const EXAMPLES: &str = "\
+Example:
+  hf download google/gemma-4-31B-it --local-dir gemma-4-31B-it
+  gemma4-quantize --model-dir gemma-4-31B-it --output gemma-4-31B-it-int4
+  gemma4-export --prequantized gemma-4-31B-it-int4 --output-dir out
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted (nothing is left behind)";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            let code = error.downcast_ref().map_or(1, gemma4_exporter::Error::exit_code);
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let interrupt = Interrupt::on_ctrl_c().context("cannot watch for Ctrl-C")?;
+    let monitor = Monitor::new(arguments.verbose, interrupt);
+    let Arguments { model_dir, output, recipe, report, overwrite, threads, .. } = arguments;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.map_or(0, usize::from))
+        .build()
+        .context("cannot start the threads")?;
+    let checkpoint = Checkpoint::open(model_dir)?;
+    // Refuses what could not be exported afterwards.
+    Config::parse(checkpoint.config_json()).map_err(gemma4_exporter::Error::from)?;
+    // Created first, so that a place that can't be written is known before the work.
+    let report = report.map(Pending::create).transpose()?;
+    let existing = if overwrite { Existing::Replace } else { Existing::Refuse };
+    let weights =
+        pool.install(|| write_bundle(&checkpoint, &recipe, &output, existing, &monitor))?;
+    if let Some(report) = report {
+        report.write_at(json(&recipe.name, &weights).as_bytes(), 0)?;
+        persist_all([report])?;
+    }
+    eprint!("{}", table(&weights));
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! From an open checkpoint to `model.pte` and `model.ptd`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use gemma4_format::pte::{self, Pte};
+use gemma4_format::{Program, Source, TextDefaults, Weight};
+
+use crate::checkpoint::{Checkpoint, Layout};
+use crate::generation::Generation;
+use crate::methods::{Traced, trace};
+use crate::model::Config;
+use crate::output::{Item, Monitor, Pending, persist_all, write_weights};
+use crate::quantize::Recipe;
+use crate::trace::WeightSpec;
+use crate::{Error, Result};
+
+/// Context length of a program where nobody asks for another, unless the model's is shorter.
+pub const DEFAULT_CONTEXT: u32 = 4096;
+/// Rows of a `prefill` call where nobody asks for another.
+pub const DEFAULT_CHUNK: u32 = 512;
+
+/// What can be chosen about a program.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Longest context in tokens; at most the model's.
+    pub max_seq_len: Option<u32>,
+    /// Most tokens of one `prefill` call; at most the context.
+    pub max_prefill_chunk: Option<u32>,
+    /// Quantize dense weights on the way.
+    pub recipe: Option<Recipe>,
+    /// Chat template instead of the checkpoint's.
+    pub chat_template: Option<String>,
+    /// Text of a generation_config.json instead of the checkpoint's.
+    pub generation_config: Option<String>,
+}
+
+/// The files that were written.
+#[derive(Clone, Debug)]
+pub struct Exported {
+    /// `model.pte`.
+    pub program: PathBuf,
+    /// `model.ptd`.
+    pub data: PathBuf,
+    /// Bytes of both.
+    pub bytes: u64,
+}
+
+/// Exports a checkpoint into a directory, which is made if need be.
+///
+/// Both files appear by rename when both are complete, the data first. Weights are streamed:
+/// memory does not grow with the model. Equal checkpoints and options give equal bytes.
+pub fn export(
+    checkpoint: &Checkpoint,
+    options: &Options,
+    output_dir: &Path,
+    monitor: &Monitor,
+) -> Result<Exported> {
+    let config = Config::parse(checkpoint.config_json())?;
+    let (max_context, max_chunk) = lengths(&config, options)?;
+    let text = text_defaults(&config, checkpoint, options)?;
+    let tokenizer = checkpoint.tokenizer_json()?.unwrap_or_default();
+    let chat_template = match &options.chat_template {
+        Some(template) => template.clone(),
+        None => checkpoint.chat_template()?.unwrap_or_default(),
+    };
+
+    let items = checkpoint
+        .names()
+        .map(|name| Ok((name, Item::new(checkpoint, name, options.recipe.as_ref())?)))
+        .collect::<Result<HashMap<&str, Item>>>()?;
+    let describe = |name: &str, _: Option<&[u32]>| {
+        let Item { dims, encoding, .. } = items.get(name)?;
+        Some(WeightSpec { dims: dims.clone(), encoding: *encoding })
+    };
+    let Traced { methods, buffers, weights } = trace(&config, max_chunk, describe)?;
+    let used: BTreeSet<&str> = weights.iter().map(|(name, ..)| name.as_str()).collect();
+    checkpoint.refuse_unused(&used)?;
+
+    let ordered: Vec<Item> =
+        weights.iter().filter_map(|(name, ..)| items.get(name.as_str()).cloned()).collect();
+    let data = output_dir.join("model.ptd");
+    let written = write_weights(checkpoint, &ordered, &data, monitor)?;
+    let weights = weights
+        .into_iter()
+        .zip(written.digests)
+        .map(|((name, dims, encoding), digest)| Weight { name, dims, encoding, digest });
+    let program = Program {
+        source: source(&config, checkpoint, options),
+        text,
+        vocab_size: config.vocab_size,
+        max_context,
+        weights: weights.collect(),
+        buffers,
+        methods,
+        data_header: written.header,
+        data_length: written.length,
+    };
+    let (plans, modules) = (Vec::new(), Vec::new());
+    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
+    let total = written.length + bytes.len() as u64;
+    let program = output_dir.join("model.pte");
+    persist_all([written.file, Pending::with_bytes(&program, &bytes)?])?;
+    Ok(Exported { program, data, bytes: total })
+}
+
+/// Context and chunk, in tokens.
+fn lengths(config: &Config, options: &Options) -> Result<(u32, u32)> {
+    let longest = config.max_position_embeddings;
+    let context = options.max_seq_len.unwrap_or(DEFAULT_CONTEXT.min(longest));
+    if context == 0 || context > longest {
+        return Err(Error::Flag {
+            flag: "--max-seq-len",
+            why: format!("{context} is not between 1 and the model's {longest} positions"),
+        });
+    }
+    let longest = context.min(gemma4_format::verify::MAX_ROWS);
+    let chunk = options.max_prefill_chunk.unwrap_or(DEFAULT_CHUNK.min(longest));
+    if chunk == 0 || chunk > longest {
+        return Err(Error::Flag {
+            flag: "--max-prefill-chunk",
+            why: format!("{chunk} is not between 1 and {longest}"),
+        });
+    }
+    Ok((context, chunk))
+}
+
+fn text_defaults(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    options: &Options,
+) -> Result<TextDefaults> {
+    let given = options.generation_config.as_deref().or(checkpoint.generation_config());
+    let generation = Generation::parse(given)?;
+    let mut stop_tokens = config.eos_token_ids.clone();
+    stop_tokens.extend(&generation.eos_token_ids);
+    stop_tokens.sort_unstable();
+    stop_tokens.dedup();
+    if let Some(id) = stop_tokens.iter().find(|id| **id >= config.vocab_size) {
+        let why = format!("eos_token_id {id} is outside the vocabulary of {}", config.vocab_size);
+        return Err(Error::GenerationConfig { why });
+    }
+    Ok(TextDefaults {
+        bos_token: generation.bos_token_id.or(config.bos_token_id),
+        stop_tokens,
+        temperature: generation.temperature,
+        top_k: generation.top_k,
+        top_p: generation.top_p,
+    })
+}
+
+fn source(config: &Config, checkpoint: &Checkpoint, options: &Options) -> Source {
+    let made_with = checkpoint.provenance().map(|provenance| provenance.recipe.clone());
+    Source {
+        producer: concat!("gemma4-export ", env!("CARGO_PKG_VERSION")).to_owned(),
+        architecture: config.architecture.clone(),
+        layout: checkpoint.layout().name().to_owned(),
+        recipe: match (&options.recipe, checkpoint.layout()) {
+            (Some(recipe), Layout::HuggingFace) => recipe.name.clone(),
+            _ => made_with.unwrap_or_else(|| "none".to_owned()),
+        },
+        identity: checkpoint.identity().to_owned(),
+        config: checkpoint.config_json().to_owned(),
+    }
+}

@@ -1,0 +1,145 @@
+//! Quantizes rows of a weight into the bytes of its parts.
+
+use gemma4_format::encoding::ZeroType;
+use gemma4_format::{DType, Encoding, Offset};
+use half::{bf16, f16};
+
+use super::report::Loss;
+use super::{Method, min_max};
+use crate::{Error, Result};
+
+/// Quantizes the rows of one weight.
+#[derive(Clone, Debug)]
+pub(crate) struct RowQuantizer {
+    tensor: String,
+    bits: u8,
+    group: usize,
+    scale: DType,
+    offset: Offset,
+    k: usize,
+}
+
+/// Memory that a thread uses again for every row.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    values: Vec<f32>,
+    codes: Vec<u8>,
+}
+
+impl RowQuantizer {
+    /// For the weight `tensor`, `[N, K]`, in `encoding`.
+    ///
+    /// # Errors
+    /// [`Error::Quantize`] if the encoding can't hold such a weight, or the method can't make it.
+    pub(crate) fn new(
+        tensor: &str,
+        dims: &[u32],
+        encoding: Encoding,
+        method: Method,
+    ) -> Result<Self> {
+        let refuse = |why: &str| Error::Quantize { tensor: tensor.to_owned(), why: why.to_owned() };
+        let (&[_, k], Encoding::Quantized { bits, group, scale, offset }) = (dims, encoding) else {
+            return Err(refuse(&format!("its dims are {dims:?}, and codes need two")));
+        };
+        if group == 0 || k % group != 0 {
+            return Err(refuse(&format!(
+                "its rows have {k} numbers, which is no multiple of the group size {group}"
+            )));
+        }
+        encoding.parts(tensor, dims)?;
+        let Method::MinMax = method;
+        if !matches!(bits, 4 | 8) || !matches!(scale, DType::BF16 | DType::F32) {
+            return Err(refuse("min-max makes 4-bit and 8-bit codes with BF16 or F32 scales"));
+        }
+        if matches!(offset, Offset::Minimum(_)) {
+            return Err(refuse("min-max has zero points, not minimums"));
+        }
+        let (tensor, group, k) = (tensor.to_owned(), group as usize, k as usize);
+        Ok(Self { tensor, bits, group, scale, offset, k })
+    }
+
+    pub(crate) fn scratch(&self) -> Scratch {
+        Scratch { values: vec![0.0; self.k], codes: vec![0; self.k] }
+    }
+
+    /// Quantizes one row: `source` has its `K` numbers in `dtype`, `parts` the bytes of this row
+    /// in each part of the encoding.
+    ///
+    /// # Errors
+    /// [`Error::Quantize`] if a number is not finite, or so large that its scale is not.
+    pub(crate) fn quantize(
+        &self,
+        row: u64,
+        source: &[u8],
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+    ) -> Result<Loss> {
+        let Scratch { values, codes } = scratch;
+        decode_dense(dtype, source, values);
+        if values.iter().fold(false, |bad, value| bad | !value.is_finite()) {
+            let column = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
+            return Err(self.refuse(format!("row {row}, column {column} is {}", values[column])));
+        }
+        let mut loss = Loss::default();
+        let symmetric = self.offset == Offset::Symmetric;
+        let groups = values.chunks_exact(self.group).zip(codes.chunks_exact_mut(self.group));
+        // Two zero points may share a byte, of which both halves are set with `|=`.
+        parts.iter_mut().for_each(|part| part.fill(0));
+        for (at, (values, codes)) in groups.enumerate() {
+            let parameters = min_max::choose(values, self.bits, symmetric, self.scale);
+            if !parameters.scale.is_finite() {
+                return Err(self.refuse(format!("row {row} has numbers too large for a scale")));
+            }
+            min_max::encode(values, self.bits, parameters, self.scale, codes);
+            loss.add(&Loss::of_codes(values, codes, parameters.zero, parameters.scale));
+            write_float(self.scale, parts[1], at, parameters.scale);
+            if let Offset::Zero(zero) = self.offset {
+                write_zero(zero, parts[2], at, parameters.zero);
+            }
+        }
+        if self.bits == 8 {
+            parts[0].copy_from_slice(codes);
+        } else {
+            for (pair, byte) in codes.chunks(2).zip(parts[0].iter_mut()) {
+                *byte = pair[0] | pair.get(1).copied().unwrap_or(0) << 4;
+            }
+        }
+        Ok(loss)
+    }
+
+    fn refuse(&self, why: String) -> Error {
+        Error::Quantize { tensor: self.tensor.clone(), why }
+    }
+}
+
+fn decode_dense(dtype: DType, bytes: &[u8], values: &mut [f32]) {
+    if dtype == DType::BF16 {
+        for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+            *value = bf16::from_le_bytes(*bytes).to_f32();
+        }
+    } else {
+        for (at, value) in values.iter_mut().enumerate() {
+            *value = dtype.read(bytes, at);
+        }
+    }
+}
+
+fn write_float(dtype: DType, bytes: &mut [u8], at: usize, value: f32) {
+    match dtype {
+        DType::F32 => bytes[at * 4..][..4].copy_from_slice(&value.to_le_bytes()),
+        DType::F16 => bytes[at * 2..][..2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+        DType::BF16 => bytes[at * 2..][..2].copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+        DType::U8 => bytes[at] = value as u8,
+    }
+}
+
+/// Writes a whole zero point into bytes that were zero.
+fn write_zero(zero: ZeroType, bytes: &mut [u8], at: usize, value: f32) {
+    match zero {
+        ZeroType::Nibble => bytes[at / 2] |= (value as u8) << (4 * (at % 2)),
+        ZeroType::U8 => write_float(DType::U8, bytes, at, value),
+        ZeroType::F16 => write_float(DType::F16, bytes, at, value),
+        ZeroType::BF16 => write_float(DType::BF16, bytes, at, value),
+    }
+}

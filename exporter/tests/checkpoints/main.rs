@@ -1,0 +1,8 @@
+//! Checkpoints: reading, refusing, quantizing, and the command that does it.
+
+mod bundle;
+mod command;
+mod reading;
+mod refusals;
+mod support;
+mod torchao_numbers;

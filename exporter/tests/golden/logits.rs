@@ -1,0 +1,103 @@
+//! Logits of tiny-31b.
+
+use gemma4_exporter::model::Config;
+use gemma4_runtime::SessionOptions;
+
+use super::fixtures::{
+    Golden, PROMPTS, argmax, dense_reference, exported, ids, max_difference, session, tiny_31b,
+};
+
+const TOLERANCE: f32 = 1e-3;
+
+#[test]
+fn candle_agrees_with_transformers_at_every_position() {
+    let (checkpoint, golden) = (tiny_31b(), Golden::tiny_31b());
+    let config = Config::parse(checkpoint.config_json()).unwrap();
+    let reference = dense_reference(&checkpoint, &config, 256);
+    for prompt in PROMPTS {
+        let rows = reference.run(&golden.ids(prompt), 0).unwrap().logits.to_vec2::<f32>().unwrap();
+        let last = golden.f32(&format!("prompt.{prompt}.last_logits_f32")).unwrap();
+        let worst = max_difference(rows.last().unwrap(), &last);
+        assert!(worst <= TOLERANCE, "{prompt}: the last row is off by {worst}");
+        if let Some(all) = golden.f32(&format!("prompt.{prompt}.logits_f32")) {
+            let worst = max_difference(&rows.concat(), &all);
+            assert!(worst <= TOLERANCE, "{prompt}: some row is off by {worst}");
+        }
+    }
+}
+
+#[test]
+fn cpu_agrees_with_transformers_at_every_position() {
+    let golden = Golden::tiny_31b();
+    let program = exported(&tiny_31b(), 512);
+    let mut session = session(&program, SessionOptions::default());
+    for prompt in PROMPTS {
+        let tokens = golden.ids(prompt);
+        session.reset();
+        let mut rows = Vec::new();
+        for token in &tokens {
+            session.decode(*token).unwrap();
+            rows.push(session.logits().unwrap());
+        }
+        let last = golden.f32(&format!("prompt.{prompt}.last_logits_f32")).unwrap();
+        let worst = max_difference(rows.last().unwrap(), &last);
+        assert!(worst <= TOLERANCE, "{prompt}: the last row is off by {worst}");
+        if let Some(all) = golden.f32(&format!("prompt.{prompt}.logits_f32")) {
+            let worst = max_difference(&rows.concat(), &all);
+            assert!(worst <= TOLERANCE, "{prompt}: some row is off by {worst}");
+        }
+    }
+}
+
+/// Rings of 32 + 8 rows, so that 200 tokens go round more than three times.
+#[test]
+fn cpu_prefill_in_chunks_of_every_size_is_prefill_token_by_token() {
+    let golden = Golden::tiny_31b();
+    let program = exported(&tiny_31b(), 8);
+    let tokens = golden.ids("p200");
+    let expected = golden.f32("prompt.p200.last_logits_f32").unwrap();
+    for chunk in 1..=8 {
+        let options = SessionOptions { prefill_chunk: Some(chunk), max_context: None };
+        let mut session = session(&program, options);
+        session.prefill(&tokens).unwrap();
+        let worst = max_difference(&session.logits().unwrap(), &expected);
+        assert!(worst <= TOLERANCE, "chunks of {chunk}: off by {worst}");
+    }
+}
+
+#[test]
+fn cpu_prefill_at_once_is_prefill_in_chunks() {
+    let golden = Golden::tiny_31b();
+    let program = exported(&tiny_31b(), 256);
+    let tokens = golden.ids("p200");
+    let mut first: Option<Vec<f32>> = None;
+    for chunk in [256, 1, 2, 31, 32, 33, 63, 64, 65, 100, 199, 200] {
+        let options = SessionOptions { prefill_chunk: Some(chunk), max_context: None };
+        let mut session = session(&program, options);
+        session.prefill(&tokens).unwrap();
+        let logits = session.logits().unwrap();
+        let worst = max_difference(&logits, first.get_or_insert_with(|| logits.clone()));
+        assert!(worst <= 1e-4, "chunks of {chunk}: off by {worst}");
+    }
+}
+
+#[test]
+fn cpu_greedy_ids_are_those_of_transformers() {
+    let golden = Golden::tiny_31b();
+    let program = exported(&tiny_31b(), 512);
+    let mut session = session(&program, SessionOptions::default());
+    for prompt in PROMPTS {
+        let expected = ids(&golden.json["prompts"][prompt]["greedy_ids"]);
+        let margins = golden.json["prompts"][prompt]["greedy_margins"].as_array().unwrap();
+        assert_eq!(expected.len(), 48);
+        session.reset();
+        session.prefill(&golden.ids(prompt)).unwrap();
+        for (step, (token, margin)) in expected.iter().zip(margins).enumerate() {
+            let best = argmax(&session.logits().unwrap());
+            if margin.as_f64().unwrap() > f64::from(TOLERANCE) {
+                assert_eq!(best, *token, "{prompt}, step {step}");
+            }
+            session.decode(*token).unwrap();
+        }
+    }
+}

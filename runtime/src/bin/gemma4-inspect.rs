@@ -1,0 +1,212 @@
+//! Tells what is in an exported program, and checks its weights.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use gemma4_format::{Dim, Extents, Program, pte, stats};
+use gemma4_runtime::cli::{self, Progress};
+use gemma4_runtime::{ProgramFile, WeightFile};
+use serde_json::{Value, json};
+
+/// Tell what is in an exported program.
+#[derive(Parser, Debug)]
+#[command(version, after_help = EXAMPLES)]
+struct Arguments {
+    /// The program
+    #[arg(value_name = "FILE.pte")]
+    program: PathBuf,
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+    /// Print the methods' graphs too
+    #[arg(long, conflicts_with = "json")]
+    graph: bool,
+    /// Check every digest of the data file
+    #[arg(long, value_name = "FILE.ptd")]
+    verify: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma4-inspect model.pte
+  gemma4-inspect model.pte --verify model.ptd
+  gemma4-inspect model.pte --graph | less";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    cli::run(|| inspect(&arguments))
+}
+
+fn inspect(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let file = ProgramFile::open(&arguments.program)?;
+    let verified = match &arguments.verify {
+        Some(path) => {
+            let progress = Progress::bytes("verifying");
+            let weights = WeightFile::map(path, file.program())?;
+            weights.verify(file.program(), &|done, total| progress.set(done, total))?;
+            true
+        }
+        None => false,
+    };
+    let mut text = if arguments.json {
+        serde_json::to_string_pretty(&as_json(&file, verified))? + "\n"
+    } else {
+        as_text(&file, verified)
+    };
+    if arguments.graph {
+        text += &format!("\n{}", file.program());
+    }
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn as_text(file: &ProgramFile, verified: bool) -> String {
+    let program = file.program();
+    let (source, text) = (&program.source, &program.text);
+    let mut lines = vec![
+        format!("program id      {}", hex(file.id())),
+        format!("format          {}.{}", pte::MAJOR, pte::MINOR),
+        format!("producer        {}", source.producer),
+        format!("architecture    {}", source.architecture),
+        format!("checkpoint      {} {}", source.layout, source.identity),
+        format!("recipe          {}", source.recipe),
+        format!("vocabulary      {} tokens", program.vocab_size),
+        format!("context         up to {} tokens", program.max_context),
+        format!("stop tokens     {:?}, bos {:?}", text.stop_tokens, text.bos_token),
+        format!(
+            "sampling        temperature {}, top_k {}, top_p {}",
+            text.temperature, text.top_k, text.top_p
+        ),
+        format!(
+            "text            tokenizer {}, chat template {}",
+            cli::human_bytes(file.tokenizer().len() as u64),
+            cli::human_bytes(file.chat_template().len() as u64)
+        ),
+        format!("targets         {}", targets().join(", ")),
+        String::new(),
+        "weights".to_owned(),
+    ];
+    for class in stats::weight_classes(program) {
+        lines.push(format!(
+            "  {:<18} {:<34} {:>5} tensors {:>10} {:>6.3} bits",
+            class.usage,
+            class.encoding,
+            class.tensors,
+            cli::human_bytes(class.bytes),
+            class.bits_per_weight()
+        ));
+    }
+    let context = program.max_context;
+    lines.push(format!(
+        "  read per token     {}",
+        cli::human_bytes(stats::weight_bytes_per_token(program))
+    ));
+    lines.push(format!(
+        "\nkeys and values, in bfloat16 (float32 on the CPU is twice that)\n  per token          {}\n  \
+         at full length     {}",
+        cli::human_bytes(2 * stats::buffer_elements_per_token(program)),
+        cli::human_bytes(2 * stats::buffer_elements(program, context)),
+    ));
+    for (rows, count) in buffer_rows(program) {
+        lines.push(format!("  {count} buffers of {rows} rows"));
+    }
+    lines.push("\nmethods".to_owned());
+    for method in &program.methods {
+        lines.push(format!(
+            "  {:<18} up to {} rows, {} operations",
+            method.name,
+            method.max_rows,
+            method.nodes.len()
+        ));
+    }
+    if verified {
+        lines.push("\nthe data file is intact: every digest agrees".to_owned());
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Devices that the program has code for.
+fn targets() -> Vec<&'static str> {
+    vec!["cpu"]
+}
+
+/// How many buffers have how many rows, in order of appearance.
+fn buffer_rows(program: &Program) -> Vec<(String, usize)> {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for buffer in &program.buffers {
+        let Some(rows) = buffer.dims.first().map(Dim::to_string) else { continue };
+        match counts.iter_mut().find(|(known, _)| *known == rows) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((rows, 1)),
+        }
+    }
+    counts
+}
+
+fn as_json(file: &ProgramFile, verified: bool) -> Value {
+    let program = file.program();
+    let (source, text) = (&program.source, &program.text);
+    let extents = Extents { rows: 1, context: program.max_context };
+    let classes: Vec<Value> = stats::weight_classes(program)
+        .into_iter()
+        .map(|class| {
+            json!({
+                "usage": class.usage,
+                "encoding": class.encoding,
+                "tensors": class.tensors,
+                "elements": class.elements,
+                "bytes": class.bytes,
+                "bits_per_weight": class.bits_per_weight(),
+            })
+        })
+        .collect();
+    let buffers: Vec<Value> = program
+        .buffers
+        .iter()
+        .map(|b| {
+            let dims: Vec<u32> = b.dims.iter().map(|d| d.resolve(extents)).collect();
+            json!({"name": b.name, "rows": b.dims[0].to_string(), "dims_at_full_length": dims})
+        })
+        .collect();
+    let methods: Vec<Value> = program
+        .methods
+        .iter()
+        .map(|m| json!({"name": m.name, "max_rows": m.max_rows, "operations": m.nodes.len()}))
+        .collect();
+    json!({
+        "id": hex(file.id()),
+        "format": [pte::MAJOR, pte::MINOR],
+        "source": {
+            "producer": source.producer,
+            "architecture": source.architecture,
+            "layout": source.layout,
+            "identity": source.identity,
+            "recipe": source.recipe,
+            "config": serde_json::from_str::<Value>(&source.config).unwrap_or(Value::Null),
+        },
+        "vocab_size": program.vocab_size,
+        "max_context": program.max_context,
+        "stop_tokens": text.stop_tokens,
+        "bos_token": text.bos_token,
+        "sampling": {
+            "temperature": text.temperature, "top_k": text.top_k, "top_p": text.top_p,
+        },
+        "tokenizer_bytes": file.tokenizer().len(),
+        "chat_template_bytes": file.chat_template().len(),
+        "targets": targets(),
+        "weights": classes,
+        "weight_bytes_per_token": stats::weight_bytes_per_token(program),
+        "kv_bytes_per_token_bf16": 2 * stats::buffer_elements_per_token(program),
+        "kv_bytes_at_full_length_bf16": 2 * stats::buffer_elements(program, program.max_context),
+        "buffers": buffers,
+        "methods": methods,
+        "data_length": program.data_length,
+        "verified": verified,
+    })
+}

@@ -1,0 +1,78 @@
+//! What the commands have in common: exit codes, progress, interrupts and how text is printed.
+
+mod arguments;
+mod progress;
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use arguments::Files;
+pub use progress::Progress;
+
+use crate::{Error, ExitClass};
+
+/// Exit code after Ctrl-C.
+pub const INTERRUPTED: u8 = 130;
+
+/// Runs a command and turns its outcome into an exit code: an error is one line on stderr, and a
+/// reader that closed the pipe is no error.
+pub fn run(command: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
+    match command() {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(exit_class(&error).code())
+        }
+    }
+}
+
+/// A mistake in how a command was called: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+fn exit_class(error: &anyhow::Error) -> ExitClass {
+    for cause in error.chain() {
+        if let Some(error) = cause.downcast_ref::<Error>() {
+            return error.class();
+        }
+        if cause.is::<Usage>() {
+            return ExitClass::Usage;
+        }
+    }
+    ExitClass::Failure
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// A flag that the first Ctrl-C (or SIGTERM) sets; the second ends the process with code 130.
+pub fn interrupt_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&flag);
+    ctrlc::set_handler(move || {
+        if set.swap(true, Ordering::SeqCst) {
+            #[expect(clippy::exit, reason = "the user asked a second time")]
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+    })?;
+    Ok(flag)
+}
+
+/// `1.5 GB`, `12.0 MB`: a size for people, in powers of ten.
+pub fn human_bytes(bytes: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}

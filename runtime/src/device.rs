@@ -1,0 +1,58 @@
+//! What a session needs of a device.
+//!
+//! The interface lets a device run ahead: between [`DeviceSession::start`] and
+//! [`DeviceSession::finish`] the host only asks for tokens, so a device may have later steps in
+//! flight that read their token and position from its own memory. Nothing asks for logits
+//! between two tokens.
+
+use std::sync::Arc;
+
+use crate::{LoadedProgram, Result, Sampling};
+
+/// A program whose weights a device can reach.
+pub trait Device {
+    /// The program.
+    fn program(&self) -> &Arc<LoadedProgram>;
+
+    /// The device in a few words, for reports.
+    fn describe(&self) -> String;
+
+    /// Allocates what one session needs: buffers for `context` tokens, and values for calls of
+    /// up to `chunk` rows. Both are at least 1 and within the program's maxima.
+    ///
+    /// Fails with [`crate::Error::Memory`] if that does not fit; allocates nothing later.
+    fn open_session(&self, context: u32, chunk: u32) -> Result<Box<dyn DeviceSession>>;
+}
+
+/// The buffers of one session, and the calls that change them.
+///
+/// [`crate::Session`] checks tokens and positions before it calls: ids are below the vocabulary,
+/// `1 <= rows <= chunk`, `position + rows <= context`, and all positions before `position` hold
+/// keys. A device need not check them again.
+pub trait DeviceSession: Send {
+    /// Runs `prefill` on the tokens of positions `position ..`.
+    fn prefill(&mut self, tokens: &[u32], position: u32) -> Result<()>;
+
+    /// Runs `decode` on a given token.
+    fn decode(&mut self, token: u32, position: u32) -> Result<()>;
+
+    /// Logits of the last row of the last `prefill` or `decode`; length of the vocabulary.
+    fn logits(&mut self) -> Result<Vec<f32>>;
+
+    /// Begins to generate. The first token is drawn from the logits of the last call and has
+    /// position `position`; every further one comes from a decode step that is fed with the one
+    /// before. No more than `limit` tokens will be asked for.
+    fn start(&mut self, position: u32, sampling: &Sampling, limit: u32) -> Result<()>;
+
+    /// The next token of the generation, stop tokens included.
+    fn next_token(&mut self) -> Result<u32>;
+
+    /// Ends the generation and returns the position after the last one that any step has written
+    /// to the buffers, steps that ran ahead included.
+    fn finish(&mut self) -> Result<u32>;
+
+    /// Largest memory used on the device in bytes, if it has its own.
+    fn peak_memory(&self) -> Option<u64> {
+        None
+    }
+}

@@ -1,0 +1,389 @@
+//! One conversation: what is in the context, and what comes next.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use gemma4_format::{Buffer, Dim, Extents, Op, Operand, Program};
+
+use crate::{Device, DeviceSession, Error, LoadedProgram, Result, Sampling, memory};
+
+/// What can be chosen about a session.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SessionOptions {
+    /// Tokens of context, prompts and answers together; the exported maximum if not given.
+    pub max_context: Option<u32>,
+    /// Tokens that one call of `prefill` reads; the exported maximum if not given.
+    pub prefill_chunk: Option<u32>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token was drawn.
+    Stop,
+    /// The number of tokens asked for was reached, or the context is full.
+    Length,
+    /// The caller's flag was set.
+    Interrupted,
+}
+
+/// What was done, and how long it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Tokens read by `prefill`.
+    pub prompt_tokens: u64,
+    /// Seconds in `prefill`.
+    pub prefill_seconds: f64,
+    /// Decode steps: tokens drawn, but for the first of each generation, which costs no step.
+    pub decode_tokens: u64,
+    /// Seconds in decode steps.
+    pub decode_seconds: f64,
+    /// Largest memory used so far in bytes: of the device, or of the process where the device
+    /// has none of its own.
+    pub peak_memory: Option<u64>,
+}
+
+/// What the next token can be drawn from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Next {
+    /// Nothing was computed at this position.
+    Nothing,
+    /// The device holds the logits of the last token in the context.
+    Logits,
+    /// This token was drawn and is not in the context.
+    Token(u32),
+}
+
+/// A ring and the longest window that looks at it.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    rows: u32,
+    window: u32,
+}
+
+/// The context of one conversation on a device.
+///
+/// Sessions of one program are independent of each other.
+pub struct Session {
+    program: Arc<LoadedProgram>,
+    device: Box<dyn DeviceSession>,
+    context: u32,
+    chunk: u32,
+    /// Tokens whose keys are in the buffers.
+    tokens: Vec<u32>,
+    /// Position after the last one written since the buffers were clean.
+    written: u32,
+    rings: Vec<Ring>,
+    next: Next,
+    report: Report,
+}
+
+impl Session {
+    /// Allocates a session on a device.
+    ///
+    /// Fails with [`Error::Context`] or [`Error::Chunk`] if an option is 0 or above what the
+    /// program was exported for, with [`Error::Memory`] if the session does not fit.
+    pub fn new(device: &dyn Device, options: SessionOptions) -> Result<Self> {
+        let loaded = Arc::clone(device.program());
+        let program = loaded.program();
+        let maximum = program.max_context;
+        let context = options.max_context.unwrap_or(maximum);
+        if context == 0 || context > maximum {
+            return Err(Error::Context { asked: context, maximum });
+        }
+        let maximum = program.method("prefill").map_or(1, |m| m.max_rows);
+        let chunk = options.prefill_chunk.unwrap_or(maximum);
+        if chunk == 0 || chunk > maximum {
+            return Err(Error::Chunk { asked: chunk, maximum });
+        }
+        let chunk = chunk.min(context);
+        let rings = rings(program, context);
+        Ok(Self {
+            device: device.open_session(context, chunk)?,
+            program: loaded,
+            context,
+            chunk,
+            tokens: Vec::new(),
+            written: 0,
+            rings,
+            next: Next::Nothing,
+            report: Report::default(),
+        })
+    }
+
+    /// Tokens that the context has room for.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Tokens that are in the context: the position of the next one.
+    pub fn position(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// The tokens that are in the context. The last token of a generation is not: it has been
+    /// drawn, but not been read.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Reads a prompt, after what is already in the context.
+    ///
+    /// Fails with [`Error::ContextFull`] before anything is read if it does not fit.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
+        self.prefill_with(tokens, |_, _| ControlFlow::Continue(())).map(|_| ())
+    }
+
+    /// As [`Session::prefill`], calling `progress` with the tokens read and all before each call
+    /// of the device. When it says to break, the tokens read so far stay in the context and
+    /// `false` comes back.
+    pub fn prefill_with(
+        &mut self,
+        tokens: &[u32],
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<bool> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        self.check_room(tokens.len() as u64)?;
+        self.check_tokens(tokens)?;
+        for (at, chunk) in tokens.chunks(self.chunk as usize).enumerate() {
+            if progress(at * self.chunk as usize, tokens.len()).is_break() {
+                return Ok(false);
+            }
+            let position = self.position();
+            self.next = Next::Nothing;
+            self.written = self.written.max(position + chunk.len() as u32);
+            let start = Instant::now();
+            self.device.prefill(chunk, position)?;
+            self.report.prefill_seconds += start.elapsed().as_secs_f64();
+            self.report.prompt_tokens += chunk.len() as u64;
+            self.tokens.extend_from_slice(chunk);
+            self.next = Next::Logits;
+        }
+        Ok(true)
+    }
+
+    /// Reads one given token with a decode step.
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.check_room(1)?;
+        self.check_tokens(&[token])?;
+        let position = self.position();
+        self.next = Next::Nothing;
+        self.written = self.written.max(position + 1);
+        let start = Instant::now();
+        self.device.decode(token, position)?;
+        self.report.decode_seconds += start.elapsed().as_secs_f64();
+        self.report.decode_tokens += 1;
+        self.tokens.push(token);
+        self.next = Next::Logits;
+        Ok(())
+    }
+
+    /// Logits after the last token read by [`Session::prefill`] or [`Session::decode`]; length of
+    /// the vocabulary. Fails with [`Error::NoLogits`] after anything else, a generation included.
+    pub fn logits(&mut self) -> Result<Vec<f32>> {
+        match self.next {
+            Next::Logits => self.device.logits(),
+            _ => Err(Error::NoLogits),
+        }
+    }
+
+    /// Draws tokens until a stop token, `max_new_tokens`, the end of the context, or until `stop`
+    /// is set. The stop token itself is not handed out.
+    ///
+    /// Prompts and answers together may have as many tokens as the context. The last token drawn
+    /// is not in the context afterwards: the next prompt has to begin with it, or another
+    /// generation reads it and goes on.
+    pub fn generate<'a>(
+        &'a mut self,
+        sampling: Sampling,
+        max_new_tokens: u32,
+        stop: &'a AtomicBool,
+    ) -> Result<Generation<'a>> {
+        sampling.check()?;
+        if self.next == Next::Nothing {
+            return Err(Error::NoLogits);
+        }
+        if let Next::Token(token) = self.next
+            && max_new_tokens > 0
+            && self.position() < self.context
+        {
+            self.decode(token)?;
+        }
+        let position = self.position();
+        let left = match self.next {
+            Next::Logits => max_new_tokens.min(self.context - position),
+            _ => 0,
+        };
+        let running = left > 0;
+        if running {
+            self.device.start(position, &sampling, left)?;
+        }
+        Ok(Generation { session: self, stop, left, running, last: None, reason: None })
+    }
+
+    /// Takes tokens back, so that `to` are left in the context.
+    ///
+    /// Returns false, and changes nothing, if there are fewer, or if keys that later tokens will
+    /// look at have been overwritten in a ring: a ring of `R` rows under a window of `W` gives
+    /// back at most `R − W + 1` tokens once it is full.
+    pub fn rewind(&mut self, to: u32) -> bool {
+        let held = |ring: &Ring| {
+            let oldest = u64::from((to + 1).saturating_sub(ring.window));
+            oldest + u64::from(ring.rows) >= u64::from(self.written)
+        };
+        if to > self.position() || !self.rings.iter().all(held) {
+            return false;
+        }
+        if to < self.position() || matches!(self.next, Next::Token(_)) {
+            self.next = Next::Nothing;
+        }
+        self.tokens.truncate(to as usize);
+        true
+    }
+
+    /// Empties the context.
+    pub fn reset(&mut self) {
+        self.tokens.clear();
+        self.written = 0;
+        self.next = Next::Nothing;
+    }
+
+    /// What was done since the session began or the last call of this.
+    pub fn take_report(&mut self) -> Report {
+        let peak_memory = self.device.peak_memory().or_else(memory::peak_resident);
+        Report { peak_memory, ..std::mem::take(&mut self.report) }
+    }
+
+    fn check_room(&self, tokens: u64) -> Result<()> {
+        let (present, context) = (self.position(), self.context);
+        if tokens > u64::from(context - present) {
+            return Err(Error::ContextFull { tokens, present, context });
+        }
+        Ok(())
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.program.program().vocab_size;
+        match tokens.iter().find(|token| **token >= vocabulary) {
+            Some(token) => Err(Error::Token { token: *token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Tokens of one answer, drawn as they are asked for.
+///
+/// After the last one, or an error, [`Generation::reason`] says why it ended.
+pub struct Generation<'a> {
+    session: &'a mut Session,
+    stop: &'a AtomicBool,
+    /// Tokens that may still be drawn.
+    left: u32,
+    /// Whether the device is between `start` and `finish`.
+    running: bool,
+    /// The token drawn last.
+    last: Option<u32>,
+    reason: Option<FinishReason>,
+}
+
+impl Generation<'_> {
+    /// Why it ended, `None` before the end and after an error.
+    pub fn reason(&self) -> Option<FinishReason> {
+        self.reason
+    }
+
+    /// The token drawn last: after [`FinishReason::Stop`], the stop token.
+    pub fn last_token(&self) -> Option<u32> {
+        self.last
+    }
+
+    fn draw(&mut self) -> Result<u32> {
+        let session = &mut *self.session;
+        session.next = Next::Nothing;
+        let start = Instant::now();
+        let token = session.device.next_token()?;
+        if let Some(read) = self.last.replace(token) {
+            session.report.decode_seconds += start.elapsed().as_secs_f64();
+            session.report.decode_tokens += 1;
+            session.tokens.push(read);
+        }
+        session.next = Next::Token(token);
+        self.left -= 1;
+        Ok(token)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.running) {
+            let written = self.session.device.finish()?;
+            self.session.written = self.session.written.max(written);
+        }
+        Ok(())
+    }
+
+    fn end_with(&mut self, reason: FinishReason) -> Option<Result<u32>> {
+        let ended = self.end();
+        self.reason = ended.is_ok().then_some(reason);
+        ended.err().map(Err)
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<u32>;
+
+    fn next(&mut self) -> Option<Result<u32>> {
+        if self.reason.is_some() {
+            return None;
+        }
+        if self.stop.load(Ordering::Relaxed) {
+            return self.end_with(FinishReason::Interrupted);
+        }
+        if self.left == 0 {
+            return self.end_with(FinishReason::Length);
+        }
+        if !self.running {
+            return None;
+        }
+        match self.draw() {
+            Err(error) => {
+                let _ = self.end();
+                Some(Err(error))
+            }
+            Ok(token) if self.session.program.program().text.stop_tokens.contains(&token) => {
+                self.end_with(FinishReason::Stop)
+            }
+            Ok(token) => Some(Ok(token)),
+        }
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        // A device that fails here fails again at the next call, which can say so.
+        let _ = self.end();
+    }
+}
+
+/// Rings that can wrap in a context of this length, with the windows that look at them.
+fn rings(program: &Program, context: u32) -> Vec<Ring> {
+    let extents = Extents { rows: 1, context };
+    let rows = |buffer: &Buffer| match buffer.dims.first() {
+        Some(dim @ Dim::Ring(_)) => Some(dim.resolve(extents)).filter(|rows| *rows < context),
+        _ => None,
+    };
+    let mut rings = Vec::new();
+    for node in program.methods.iter().flat_map(|m| &m.nodes) {
+        let Op::Attention { window: Some(window), .. } = node.op else { continue };
+        for arg in &node.args {
+            if let Operand::Buffer(id) = arg
+                && let Some(rows) = program.buffers.get(*id as usize).and_then(rows)
+            {
+                rings.push(Ring { rows, window });
+            }
+        }
+    }
+    rings
+}
