@@ -47,17 +47,24 @@ pub enum Output {
     Floats,
     /// As [`crate::LinearFew`] multiplies them.
     Split(Split),
+    /// As [`crate::LinearMany`] multiplies them: bfloat16 panels ([`crate::panel_index`]).
+    Panels {
+        /// Rows that the panels have room for, a multiple of 8: the `panel_rows` of their readers.
+        room: u32,
+    },
 }
 
 impl Output {
     /// Macros of `cu/output.cuh` for rows of `k` columns.
     pub(crate) fn defines(&self, k: u32) -> Vec<(&'static str, String)> {
-        let (split, flag) = match self {
-            Output::Floats => (Split { k, rows: 1, parts: 1, sums: 1, dense: false }, "0"),
-            Output::Split(split) => (*split, "1"),
+        let unused = Split { k, rows: 1, parts: 1, sums: 1, dense: false };
+        let (split, flag, room) = match self {
+            Output::Floats => (unused, "0", 0),
+            Output::Split(split) => (*split, "1", 0),
+            Output::Panels { room } => (unused, "0", *room),
         };
         let mut defines = split.defines();
-        defines.push(("SPLIT_OUTPUT", flag.to_owned()));
+        defines.extend([("SPLIT_OUTPUT", flag.to_owned()), ("PANEL_ROWS", room.to_string())]);
         defines
     }
 
@@ -67,6 +74,9 @@ impl Output {
             _ if !k.is_multiple_of(4) => Some(format!("{k} columns, no multiple of 4")),
             Output::Split(split) if split.k != k => {
                 Some(format!("{k} columns for a product of {}", split.k))
+            }
+            Output::Panels { room } if *room == 0 || !room.is_multiple_of(8) => {
+                Some(format!("panels of {room} rows, no multiple of 8"))
             }
             _ => None,
         }

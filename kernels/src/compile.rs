@@ -14,13 +14,20 @@ pub use cubin::Resources;
 pub use nvrtc::Nvrtc;
 
 /// Files that a source may `#include` by name.
-const HEADERS: [Source; 6] = [
+const HEADERS: [Source; 13] = [
     source!("common.cuh"),
+    source!("dequantize.cuh"),
     source!("gelu.cuh"),
+    source!("hopper.cuh"),
+    source!("linear_output.cuh"),
     source!("output.cuh"),
     source!("packed.cuh"),
+    source!("panels.cuh"),
     source!("session.cuh"),
     source!("split.cuh"),
+    source!("tensor_core.cuh"),
+    source!("wgmma_attention.cuh"),
+    source!("wgmma_tokens.cuh"),
 ];
 
 /// Why a kernel could not be compiled.

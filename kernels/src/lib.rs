@@ -22,16 +22,22 @@ pub mod session;
 mod activations;
 mod arch;
 mod attention_few;
+mod attention_prefill;
 mod contract;
 mod layer;
 mod linear_few;
+mod linear_many;
 mod packed;
 
 pub use activations::{Output, Split};
 pub use arch::Arch;
 pub use attention_few::AttentionFew;
+pub use attention_prefill::{AttentionPrefill, Tiling};
 pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
 pub use linear_few::{Epilogue, LinearFew, Ring};
+pub use linear_many::{
+    LinearMany, ManyOutput, PANEL_COLUMNS, ToPanels, panel_elements, panel_index,
+};
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
 pub use session::Sample;

@@ -75,6 +75,8 @@ impl Gpu {
         unsafe {
             check(sys::cuMemAlloc_v2(&mut at, bytes.max(1)));
             check(sys::cuMemsetD8_v2(at, 0xff, bytes.max(1)));
+            // Fills and copies run on another stream, and may still run when their calls return.
+            check(sys::cuCtxSynchronize());
         }
         Buffer { at, bytes }
     }
@@ -84,7 +86,10 @@ impl Gpu {
         let buffer = self.poisoned(bytes);
         if bytes > 0 {
             // SAFETY: source and destination have `bytes` bytes.
-            unsafe { check(sys::cuMemcpyHtoD_v2(buffer.at, data.as_ptr().cast(), bytes)) };
+            unsafe {
+                check(sys::cuMemcpyHtoD_v2(buffer.at, data.as_ptr().cast(), bytes));
+                check(sys::cuCtxSynchronize());
+            }
         }
         buffer
     }
@@ -93,7 +98,10 @@ impl Gpu {
         let bytes = size_of_val(data);
         assert!(bytes <= buffer.bytes);
         // SAFETY: the destination has at least `bytes` bytes.
-        unsafe { check(sys::cuMemcpyHtoD_v2(buffer.at, data.as_ptr().cast(), bytes)) };
+        unsafe {
+            check(sys::cuMemcpyHtoD_v2(buffer.at, data.as_ptr().cast(), bytes));
+            check(sys::cuCtxSynchronize());
+        }
     }
 
     pub(crate) fn download<T: Copy + Default>(&self, buffer: Buffer) -> Vec<T> {

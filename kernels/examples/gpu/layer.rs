@@ -18,7 +18,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 
-fn state_at(position: u32) -> Vec<u32> {
+pub(crate) fn state_at(position: u32) -> Vec<u32> {
     let mut words = vec![0u32; state::WORDS];
     words[state::POSITION] = position;
     words

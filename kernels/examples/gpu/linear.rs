@@ -8,7 +8,7 @@ use crate::device::{Buffer, Gpu, Value};
 use crate::numbers::{Random, bytes_of, distance, from_bf16};
 
 /// A random stored matrix.
-struct Stored {
+pub(crate) struct Stored {
     encoding: Encoding,
     k: usize,
     codes: Vec<u8>,
@@ -18,7 +18,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn random(encoding: Encoding, n: usize, k: usize, random: &mut Random) -> Self {
+    pub(crate) fn random(encoding: Encoding, n: usize, k: usize, random: &mut Random) -> Self {
         let mut stored =
             Self { encoding, k, codes: vec![], high: vec![], scales: vec![], offsets: vec![] };
         let Encoding::Quantized { bits, group, scale, offset } = encoding else {
@@ -56,7 +56,7 @@ impl Stored {
         stored
     }
 
-    fn row(&self, row: usize) -> Vec<f32> {
+    pub(crate) fn row(&self, row: usize) -> Vec<f32> {
         let k = self.k;
         if let Encoding::Dense(_) = self.encoding {
             let pairs = self.codes[row * k * 2..(row + 1) * k * 2].chunks_exact(2);
@@ -83,7 +83,7 @@ fn quantized(bits: u8, group: u32, scale: DType, offset: Offset) -> Encoding {
     Encoding::Quantized { bits, group, scale, offset }
 }
 
-fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
+pub(crate) fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
     use DType::{BF16, F16, F32};
     vec![
         ("int4 g32 nibble", quantized(4, 32, BF16, Offset::Zero(ZeroType::Nibble))),
@@ -104,7 +104,7 @@ fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
 }
 
 /// Packs one stored matrix, or two in turns, on the device.
-fn pack(
+pub(crate) fn pack(
     gpu: &Gpu,
     case: &Pack,
     function: crate::device::Function,

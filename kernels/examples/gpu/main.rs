@@ -1,7 +1,7 @@
 //! Checks every kernel on a GPU against float64, and times the products of a 31B model's step.
 //!
-//! `gpu compile DIR` (no GPU needed) compiles the kernels; `gpu check DIR` and `gpu bench DIR` run
-//! them where there is one.
+//! `gpu compile DIR` (no GPU needed) compiles the kernels; `gpu check DIR`, `gpu bench DIR` and
+//! `gpu prefill DIR` run them where there is one.
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
 mod bench;
@@ -9,7 +9,9 @@ mod case;
 mod device;
 mod layer;
 mod linear;
+mod many;
 mod numbers;
+mod prefill;
 mod sampling;
 
 use std::path::Path;
@@ -27,19 +29,26 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for arch in ARCHES {
         cases.extend(linear::cases(arch));
+        cases.extend(many::cases(arch));
     }
     cases.extend(layer::cases(Arch::Sm90a));
     cases.extend(sampling::cases(Arch::Sm90a));
     cases
 }
 
-fn compile(directory: &Path) {
+/// Compiles the kernels of cases whose names contain `filter`, and of the benches so named.
+fn compile(directory: &Path, filter: &str) {
     let nvrtc = Nvrtc::find().unwrap_or_else(|error| panic!("{error}"));
     let mut work: Vec<(Arch, Kernel)> = Vec::new();
-    for case in cases() {
+    for case in cases().into_iter().filter(|case| case.name.contains(filter)) {
         work.extend(case.kernels.into_iter().map(|kernel| (case.arch, kernel)));
     }
-    work.extend(bench::kernels().into_iter().map(|kernel| (Arch::Sm90a, kernel)));
+    if "bench".contains(filter) {
+        work.extend(bench::kernels().into_iter().map(|kernel| (Arch::Sm90a, kernel)));
+    }
+    if "prefill".contains(filter) {
+        work.extend(prefill::kernels());
+    }
     let work = Mutex::new(work);
     let next = || work.lock().unwrap().pop();
     std::thread::scope(|scope| {
@@ -94,10 +103,13 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = arguments[1..].iter().map(String::as_str).collect();
     match words[..] {
-        ["compile", directory] => compile(Path::new(directory)),
+        ["compile", directory] => compile(Path::new(directory), ""),
+        ["compile", directory, filter] => compile(Path::new(directory), filter),
         ["check", directory] => check(Path::new(directory), ""),
         ["check", directory, filter] => check(Path::new(directory), filter),
         ["bench", directory] => bench::run(Path::new(directory)),
-        _ => println!("usage: gpu compile|check|bench DIR"),
+        ["prefill", directory] => prefill::run(Path::new(directory), ""),
+        ["prefill", directory, what] => prefill::run(Path::new(directory), what),
+        _ => println!("usage: gpu compile|check|bench|prefill DIR"),
     }
 }

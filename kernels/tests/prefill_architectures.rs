@@ -1,0 +1,71 @@
+//! The kernels for many rows compile for every architecture, fit it, and keep out of local memory.
+#![allow(clippy::print_stdout, reason = "a test that did not run says so")]
+
+use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
+use gemma4_kernels::compile::Nvrtc;
+use gemma4_kernels::{Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Packed, ToPanels};
+
+fn quantized(bits: u8, group: u32, offset: Offset) -> Encoding {
+    Encoding::Quantized { bits, group, scale: DType::BF16, offset }
+}
+
+fn kernels(arch: Arch) -> Vec<Kernel> {
+    let nibble = quantized(4, 32, Offset::Zero(ZeroType::Nibble));
+    let mut kernels = vec![ToPanels { k: 5376 }.kernel().unwrap()];
+    let products = [
+        (nibble, 16384, 5376, ManyOutput::F32),
+        (nibble, 43008, 5376, ManyOutput::Geglu),
+        (nibble, 5376, 21504, ManyOutput::Bf16),
+        (quantized(4, 32, Offset::Zero(ZeroType::BF16)), 5376, 8192, ManyOutput::F32),
+        (quantized(4, 128, Offset::Symmetric), 5376, 8192, ManyOutput::F32),
+        (quantized(8, 8192, Offset::Symmetric), 5376, 8192, ManyOutput::F32),
+        (Encoding::Dense(DType::BF16), 5376, 8192, ManyOutput::F32),
+    ];
+    for (encoding, n, k, output) in products {
+        let weight = Packed::new(encoding, n, k).unwrap();
+        for rows in [32, 64, 129, 417, 512] {
+            kernels.push(LinearMany::choose(weight, rows, output, arch).kernel().unwrap());
+        }
+    }
+    for (q_heads, kv_heads, d, window) in [
+        (32, 16, 256, Some(1024)),
+        (32, 4, 512, None),
+        (8, 4, 32, Some(32)),
+        (4, 2, 64, Some(128)),
+        (4, 1, 128, None),
+    ] {
+        let attention = AttentionPrefill::choose(q_heads, kv_heads, d, window, arch);
+        kernels.push(attention.kernel().unwrap());
+    }
+    kernels
+}
+
+#[test]
+fn kernels_fit_and_do_not_spill() {
+    let Ok(nvrtc) = Nvrtc::find() else {
+        return println!("not run: no CUDA compiler (make cuda-toolchain)");
+    };
+    for arch in Arch::ALL {
+        for kernel in kernels(arch) {
+            let module = nvrtc.cubin(&kernel, arch).unwrap();
+            for resources in &module.resources {
+                let what = format!("{arch} {resources:?} {:?}", kernel.defines);
+                assert_eq!(resources.local, 0, "{what}");
+                assert!(kernel.shared + resources.shared <= arch.shared_per_block(), "{what}");
+                assert!(resources.registers * kernel.block <= 65536, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn impossible_dims_are_refused_with_a_reason() {
+    let nibble = quantized(4, 32, Offset::Zero(ZeroType::Nibble));
+    let odd = Packed::new(nibble, 20, 64).unwrap();
+    let error = LinearMany::choose(odd, 9, ManyOutput::F32, Arch::Sm80).kernel().unwrap_err();
+    assert!(error.to_string().contains("20 features"), "{error}");
+    let head = AttentionPrefill::choose(8, 4, 96, None, Arch::Sm80).kernel().unwrap_err();
+    assert!(head.to_string().contains("96 columns"), "{head}");
+    let ratio = AttentionPrefill::choose(8, 3, 64, None, Arch::Sm80).kernel().unwrap_err();
+    assert!(ratio.to_string().contains("8 query heads over 3"), "{ratio}");
+}
