@@ -10,6 +10,8 @@
 //! Conventions of all kernels:
 //! - the residual stream, projections' outputs and sums are float32; what a product reads is
 //!   float32 or already cut into the integers that it multiplies ([`Split`]); K and V are bfloat16;
+//! - products of many rows read bfloat16 activations in panels ([`panel_index`]), and attention of
+//!   many rows and GEGLU leave theirs so;
 //! - sums that several blocks share are written as partial sums and added in a fixed order, so
 //!   equal input gives equal output;
 //! - a position is read from device memory, where it is the index of the call's first row;
