@@ -95,6 +95,9 @@ pub enum Error {
     /// The model could not be traced: weights are missing or of other shapes.
     #[error(transparent)]
     Trace(#[from] crate::trace::Error),
+    /// There is no GPU code for the model, or no compiler.
+    #[error(transparent)]
+    Lower(#[from] crate::lower::Error),
     /// The runtime refused or failed.
     #[error(transparent)]
     Runtime(#[from] gemma4_runtime::Error),

@@ -8,6 +8,7 @@ use gemma4_format::{Program, Source, TextDefaults, Weight};
 
 use crate::checkpoint::{Checkpoint, Layout};
 use crate::generation::Generation;
+use crate::lower::{Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
 use crate::output::{Item, Monitor, Pending, persist_all, write_weights};
@@ -33,6 +34,8 @@ pub struct Options {
     pub chat_template: Option<String>,
     /// Text of a generation_config.json instead of the checkpoint's.
     pub generation_config: Option<String>,
+    /// GPUs to compile for; none for a program of the CPU alone.
+    pub targets: Vec<Target>,
 }
 
 /// The files that were written.
@@ -79,29 +82,43 @@ pub fn export(
 
     let ordered: Vec<Item> =
         weights.iter().filter_map(|(name, ..)| items.get(name.as_str()).cloned()).collect();
-    let data = output_dir.join("model.ptd");
-    let written = write_weights(checkpoint, &ordered, &data, monitor)?;
-    let weights = weights
-        .into_iter()
-        .zip(written.digests)
-        .map(|((name, dims, encoding), digest)| Weight { name, dims, encoding, digest });
-    let program = Program {
+    let mut program = Program {
         source: source(&config, checkpoint, options),
         text,
         vocab_size: config.vocab_size,
         max_context,
-        weights: weights.collect(),
+        weights: weights
+            .into_iter()
+            .map(|(name, dims, encoding)| Weight { name, dims, encoding, digest: [0; 32] })
+            .collect(),
         buffers,
         methods,
-        data_header: written.header,
-        data_length: written.length,
+        data_header: [0; 32],
+        data_length: 0,
     };
-    let (plans, modules) = (Vec::new(), Vec::new());
+    // Before the long work, so that what has no GPU code is known at once.
+    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let data = output_dir.join("model.ptd");
+    let written = write_weights(checkpoint, &ordered, &data, monitor)?;
+    for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
+        weight.digest = digest;
+    }
+    program.data_header = written.header;
+    program.data_length = written.length;
     let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
     let total = written.length + bytes.len() as u64;
     let program = output_dir.join("model.pte");
     persist_all([written.file, Pending::with_bytes(&program, &bytes)?])?;
     Ok(Exported { program, data, bytes: total })
+}
+
+/// Lowers a program for GPUs, if there are targets.
+fn compile(program: &Program, targets: &[Target], monitor: &Monitor) -> Result<Lowered> {
+    if targets.is_empty() {
+        return Ok(Lowered::default());
+    }
+    let lowered = lower(program, targets, &|done, total| monitor.compiled(done, total))?;
+    Ok(lowered)
 }
 
 /// Context and chunk, in tokens.

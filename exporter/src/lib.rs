@@ -2,10 +2,11 @@
 //!
 //! [`checkpoint`] reads it, [`quantize`] turns weights into codes, [`export`] writes the files.
 //! [`model`] is Gemma 4, written once against [`trace::Tensor`]; [`methods`] traces it, and
-//! [`mod@reference`] runs it with candle.
+//! [`mod@reference`] runs it with candle. [`lower`] turns the graph into kernel launches for GPUs.
 
 pub mod checkpoint;
 pub mod export;
+pub mod lower;
 pub mod methods;
 pub mod model;
 pub mod output;

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser};
+use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::checkpoint::{Checkpoint, Layout};
 use gemma4_exporter::export::{Options, export};
+use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::{Error, Result, tiny};
@@ -40,9 +41,25 @@ struct Arguments {
     /// generation_config.json to use instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     generation_config: Option<PathBuf>,
+    /// What the program will run on; the CPU is always among it
+    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+    backend: Backend,
+    /// With --backend cuda: GPU architectures, separated by commas, from sm_80, sm_86, sm_89,
+    /// sm_90, sm_90a, sm_100, sm_120 and ptx (default: sm_80,sm_89,sm_90a,sm_120,ptx)
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    arch: Vec<Target>,
     /// Print a line for each weight
     #[arg(long, short)]
     verbose: bool,
+}
+
+/// What a program can run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    /// The CPU alone
+    Cpu,
+    /// NVIDIA GPUs, too: needs the CUDA compiler (`make cuda-toolchain`), but no GPU
+    Cuda,
 }
 
 #[derive(Args, Debug)]
@@ -94,6 +111,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         recipe: arguments.recipe.as_deref().map(Recipe::named).transpose()?,
         chat_template: read(&arguments.chat_template)?,
         generation_config: read(&arguments.generation_config)?,
+        targets: targets(arguments)?,
     };
     let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
     let exported = export(&checkpoint, &options, output_dir, &monitor)?;
@@ -104,6 +122,18 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         exported.bytes as f64 / 1e6
     );
     Ok(())
+}
+
+fn targets(arguments: &Arguments) -> Result<Vec<Target>> {
+    match arguments.backend {
+        Backend::Cpu if arguments.arch.is_empty() => Ok(Vec::new()),
+        Backend::Cpu => {
+            let why = "is for --backend cuda".to_owned();
+            Err(Error::Flag { flag: "--arch", why })
+        }
+        Backend::Cuda if arguments.arch.is_empty() => Ok(Target::DEFAULT.to_vec()),
+        Backend::Cuda => Ok(arguments.arch.clone()),
+    }
 }
 
 fn open(input: &Input) -> Result<Checkpoint> {

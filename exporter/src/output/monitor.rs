@@ -88,6 +88,11 @@ impl Monitor {
         self.interrupt.check()
     }
 
+    /// So many kernels of so many are compiled.
+    pub fn compiled(&self, done: usize, total: usize) {
+        self.bar.set_message(format!("compiling kernels: {done} of {total}"));
+    }
+
     /// The job is done.
     pub fn end(&self) {
         self.bar.finish_and_clear();

@@ -1,0 +1,674 @@
+//! Writes the launches of each method.
+
+use std::collections::HashMap;
+
+use gemma4_format::plan::{
+    Argument, Count, Launch, Lowered, Pack as PackStep, Packed as PackedWeight, Place, table,
+};
+use gemma4_format::{BufferId, Program, WeightId};
+use gemma4_kernels::{
+    AddNorm, Arch, AttentionFew, AttentionPrefill, Embed, Epilogue, Extent, Geglu, Kernel,
+    LinearFew, LinearMany, ManyOutput, Output, Packed, Randomize, Rope, Sample, panel_elements,
+};
+
+use super::Result;
+use super::scratch::{Slot, Slots};
+use super::stages::{Attention, Layer, Stages};
+use super::weights::{Packing, in_turns, stacked, vector_type};
+
+/// Everything of a plan but the compiled modules.
+pub(super) struct Schedule {
+    /// By index, as launches name them.
+    pub(super) kernels: Vec<Kernel>,
+    pub(super) packed: Vec<PackedWeight>,
+    pub(super) packs: Vec<PackStep>,
+    pub(super) resident: Vec<(WeightId, u32)>,
+    pub(super) scratch: u64,
+    pub(super) methods: Vec<Lowered>,
+    pub(super) sample: Vec<Launch>,
+}
+
+impl Schedule {
+    /// Lowers a program for one architecture.
+    pub(super) fn new(
+        program: &Program,
+        stages: &Stages,
+        arch: Arch,
+        multiprocessors: u32,
+    ) -> Result<Self> {
+        let mut builder = Builder::new(program, stages, arch, multiprocessors)?;
+        builder.decode()?;
+        let rows = program.method("prefill").map_or(1, |m| m.max_rows);
+        builder.prefill(rows)?;
+        builder.sample()?;
+        Ok(builder.schedule)
+    }
+}
+
+/// A packed weight and its place.
+#[derive(Clone, Copy)]
+struct Matrix {
+    packed: Packed,
+    id: u32,
+}
+
+/// The packed weights of a layer.
+struct LayerWeights {
+    qkv: Matrix,
+    o: Matrix,
+    gate_up: Matrix,
+    down: Matrix,
+}
+
+struct Builder<'a> {
+    program: &'a Program,
+    stages: &'a Stages,
+    arch: Arch,
+    multiprocessors: u32,
+    schedule: Schedule,
+    known: HashMap<(&'static str, &'static str, Vec<(&'static str, String)>, u32), u32>,
+    resident: HashMap<WeightId, u32>,
+    table: Matrix,
+    head: Matrix,
+    layers: Vec<LayerWeights>,
+    /// Bytes at the start of scratch memory that stay zero between launches.
+    ready: u64,
+}
+
+/// An operand of a launch, before scratch memory is planned.
+#[derive(Clone, Copy)]
+enum Operand {
+    Slot(Slot),
+    /// The last row of a value of so many bytes a row.
+    LastRow(Slot, u64),
+    Fixed(Argument),
+}
+
+/// Launches of one method under construction.
+#[derive(Default)]
+struct Draft {
+    launches: Vec<(u32, [Count; 3], Vec<Operand>)>,
+    slots: Slots,
+}
+
+const ROWS: Operand = Operand::Fixed(Argument::Count(Count::Rows { per: 1, times: 1 }));
+const NULL: Operand = Operand::Fixed(Argument::Null);
+const TABLE: Operand = Operand::Fixed(Argument::Address(Place::Table, 0));
+const LOGITS: Operand = Operand::Fixed(Argument::Address(Place::Logits, 0));
+const STATE: Operand = number(table::STATE);
+
+const fn number(n: u32) -> Operand {
+    Operand::Fixed(Argument::U32(n))
+}
+
+const fn real(x: f32) -> Operand {
+    Operand::Fixed(Argument::F32(x))
+}
+
+/// The index of a buffer in the session's table.
+fn in_table(buffer: BufferId) -> Operand {
+    number(table::BUFFERS + buffer)
+}
+
+fn ring(buffer: BufferId) -> Operand {
+    Operand::Fixed(Argument::BufferRows(buffer))
+}
+
+fn count(extent: Extent) -> Count {
+    match extent {
+        Extent::Fixed(n) => Count::Fixed(n),
+        Extent::Rows { per, times } => Count::Rows { per, times },
+        Extent::Context { per, times } => Count::Context { per, times },
+        Extent::Sms { times, share, limit } => Count::Multiprocessors { times, share, limit },
+    }
+}
+
+impl Draft {
+    fn add(&mut self, kernel: u32, grid: [Count; 3], operands: Vec<Operand>) {
+        let launch = self.launches.len();
+        for operand in &operands {
+            if let Operand::Slot(slot) | Operand::LastRow(slot, _) = operand {
+                self.slots.touch(*slot, launch);
+            }
+        }
+        self.launches.push((kernel, grid, operands));
+    }
+
+    fn floats(&mut self, count: u64) -> Slot {
+        self.slots.add(count * 4)
+    }
+
+    /// The launches with their addresses, and the end of scratch memory.
+    fn finish(self, base: u64) -> (Vec<Launch>, u64) {
+        let (offsets, end) = self.slots.place(base);
+        let argument = |operand: &Operand| match *operand {
+            Operand::Slot(slot) => {
+                Argument::Address(Place::Scratch, Slots::offset(&offsets, slot))
+            }
+            Operand::LastRow(slot, stride) => {
+                let offset = Slots::offset(&offsets, slot);
+                Argument::LastRow { place: Place::Scratch, offset, stride }
+            }
+            Operand::Fixed(argument) => argument,
+        };
+        let launches = self
+            .launches
+            .iter()
+            .map(|(kernel, grid, operands)| Launch {
+                kernel: *kernel,
+                grid: *grid,
+                arguments: operands.iter().map(argument).collect(),
+            })
+            .collect();
+        (launches, end)
+    }
+}
+
+impl<'a> Builder<'a> {
+    fn new(
+        program: &'a Program,
+        stages: &'a Stages,
+        arch: Arch,
+        multiprocessors: u32,
+    ) -> Result<Self> {
+        let schedule = Schedule {
+            kernels: Vec::new(),
+            packed: Vec::new(),
+            packs: Vec::new(),
+            resident: Vec::new(),
+            scratch: 0,
+            methods: Vec::new(),
+            sample: Vec::new(),
+        };
+        let packing = stacked(program, &[stages.table])?;
+        let unset = Matrix { packed: packing.packed, id: 0 };
+        let mut builder = Self {
+            program,
+            stages,
+            arch,
+            multiprocessors,
+            schedule,
+            known: HashMap::new(),
+            resident: HashMap::new(),
+            table: unset,
+            head: unset,
+            layers: Vec::new(),
+            ready: 0,
+        };
+        builder.table = builder.pack(packing);
+        builder.head = match stages.head == stages.table {
+            true => builder.table,
+            false => builder.pack(stacked(program, &[stages.head])?),
+        };
+        for layer in &stages.layers {
+            let weights = LayerWeights {
+                qkv: builder.pack(stacked(program, &layer.attention.projections)?),
+                o: builder.pack(stacked(program, &[layer.attention.o])?),
+                gate_up: builder.pack(in_turns(program, layer.gate, layer.up)?),
+                down: builder.pack(stacked(program, &[layer.down])?),
+            };
+            builder.layers.push(weights);
+        }
+        Ok(builder)
+    }
+
+    /// Registers a packed weight and the steps that fill it.
+    fn pack(&mut self, packing: Packing) -> Matrix {
+        let Packing { packed, steps } = packing;
+        let randomize = Randomize { weight: packed }.kernel();
+        let Extent::Fixed(randomize_blocks) = randomize.grid[0] else {
+            unreachable!("the grid of `randomize` depends on the weight alone");
+        };
+        let id = self.schedule.packed.len() as u32;
+        let randomize = self.kernel(&randomize);
+        self.schedule.packed.push(PackedWeight {
+            bytes: packed.bytes(),
+            randomize,
+            randomize_blocks,
+            columns: packed.k,
+        });
+        for (kernel, mut step) in steps {
+            step.kernel = self.kernel(&kernel);
+            step.packed = id;
+            self.schedule.packs.push(step);
+        }
+        Matrix { packed, id }
+    }
+
+    /// The index of a kernel; equal instances share one.
+    fn kernel(&mut self, kernel: &Kernel) -> u32 {
+        let key = (kernel.source.name, kernel.symbol, kernel.defines.clone(), kernel.shared);
+        let next = self.schedule.kernels.len() as u32;
+        *self.known.entry(key).or_insert_with(|| {
+            self.schedule.kernels.push(kernel.clone());
+            next
+        })
+    }
+
+    /// A stored vector, kept on the device as it is.
+    fn vector(&mut self, id: WeightId) -> Operand {
+        let next = self.schedule.resident.len() as u32;
+        let at = *self.resident.entry(id).or_insert_with(|| {
+            self.schedule.resident.push((id, 0));
+            next
+        });
+        Operand::Fixed(Argument::Address(Place::Resident(at), 0))
+    }
+
+    fn launch(&mut self, draft: &mut Draft, kernel: &Kernel, operands: Vec<Operand>) {
+        debug_assert_eq!(operands.len(), kernel.args.len(), "{}", kernel.symbol);
+        let index = self.kernel(kernel);
+        draft.add(index, kernel.grid.map(count), operands);
+    }
+
+    fn hidden(&self) -> u32 {
+        self.table.packed.k
+    }
+
+    /// Adds a method's launches.
+    fn finish(&mut self, draft: Draft, method: &str, max_rows: u32) {
+        let (launches, end) = draft.finish(self.ready);
+        self.schedule.scratch = self.schedule.scratch.max(end);
+        let method = method.to_owned();
+        self.schedule.methods.push(Lowered { method, min_rows: 1, max_rows, launches });
+    }
+
+    /// The product of a packed weight for one row, whose input comes already split.
+    fn few(&self, matrix: Matrix, epilogue: Epilogue) -> Result<LinearFew> {
+        let (arch, sms) = (self.arch, self.multiprocessors);
+        Ok(LinearFew::choose(matrix.packed, 1, epilogue, true, arch, sms)?)
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        let mut draft = Draft::default();
+        let h = self.hidden();
+        let x = draft.floats(u64::from(h));
+        self.embed(&mut draft, table::STATE, x);
+        let products = (0..self.layers.len())
+            .map(|i| {
+                let weights = &self.layers[i];
+                Ok([
+                    self.few(weights.qkv, Epilogue::Partial)?,
+                    self.few(weights.o, Epilogue::Partial)?,
+                    self.few(weights.gate_up, Epilogue::Partial)?,
+                    self.few(weights.down, Epilogue::Partial)?,
+                ])
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let head = self.few(self.head, Epilogue::SoftCap)?;
+        let stages = self.stages;
+        let input_of = |i: usize| products.get(i).map_or(head, |p| p[0]).split();
+        let norm_of = |i: usize| stages.layers.get(i).map_or(stages.norm, |l| l.attention.pre_norm);
+
+        let mut normed = draft.slots.add(input_of(0).bytes());
+        let output = Output::Split(input_of(0));
+        self.norm(&mut draft, x, norm_of(0), normed, output)?;
+        for (i, layer) in stages.layers.iter().enumerate() {
+            let [qkv, o, gate_up, down] = products[i];
+            let ids = {
+                let w = &self.layers[i];
+                [w.qkv.id, w.o.id, w.gate_up.id, w.down.id]
+            };
+            let sums = self.product_few(&mut draft, qkv, ids[0], normed);
+            let q = self.rotate(&mut draft, &layer.attention, sums, qkv.splits, 1)?;
+            let attended = self.attention_few(&mut draft, &layer.attention, q, &o)?;
+            let sums = self.product_few(&mut draft, o, ids[1], attended);
+            normed = draft.slots.add(gate_up.split().bytes());
+            let output = Some((layer.pre_norm, normed, Output::Split(gate_up.split())));
+            let splits = o.splits;
+            self.add_norm(&mut draft, (sums, splits), layer.attention.post_norm, None, x, output)?;
+            let sums = self.product_few(&mut draft, gate_up, ids[2], normed);
+            let gated = draft.slots.add(down.split().bytes());
+            let geglu = Geglu {
+                width: gate_up.weight.n / 2,
+                splits: gate_up.splits,
+                output: Output::Split(down.split()),
+            };
+            let operands = vec![Operand::Slot(sums), Operand::Slot(gated), ROWS];
+            self.launch(&mut draft, &geglu.kernel()?, operands);
+            let sums = self.product_few(&mut draft, down, ids[3], gated);
+            let next = input_of(i + 1);
+            normed = draft.slots.add(next.bytes());
+            let output = Some((norm_of(i + 1), normed, Output::Split(next)));
+            let scalar = Some(layer.scalar);
+            let splits = down.splits;
+            self.add_norm(&mut draft, (sums, splits), layer.post_norm, scalar, x, output)?;
+        }
+        self.head(&mut draft, head, normed)?;
+        self.finish(draft, "decode", 1);
+        Ok(())
+    }
+
+    fn prefill(&mut self, max_rows: u32) -> Result<()> {
+        let mut draft = Draft::default();
+        let h = self.hidden();
+        let room = max_rows.next_multiple_of(8);
+        let wide = |columns: u32| u64::from(max_rows) * u64::from(columns);
+        let panels = |columns: u32| panel_elements(room, columns) * 2;
+        let many = |matrix: Matrix, output| {
+            LinearMany::choose(matrix.packed, max_rows, output, self.arch)
+        };
+        let products: Vec<[LinearMany; 4]> = self
+            .layers
+            .iter()
+            .map(|w| {
+                [
+                    many(w.qkv, ManyOutput::F32),
+                    many(w.o, ManyOutput::F32),
+                    many(w.gate_up, ManyOutput::Geglu),
+                    many(w.down, ManyOutput::F32),
+                ]
+            })
+            .collect();
+        // One region that every product leaves zero, at the start of scratch memory.
+        let sms = self.multiprocessors;
+        let ready = products.iter().flatten().map(|p| p.ready_bytes(sms)).max().unwrap_or(0);
+        self.ready = ready.next_multiple_of(256);
+        let partials = products.iter().flatten().map(|p| p.partial_bytes(sms)).max().unwrap_or(0);
+        let partials = draft.slots.add(partials);
+
+        let x = draft.floats(wide(h));
+        self.embed(&mut draft, table::TOKENS, x);
+        let stages = self.stages;
+        let output = Output::Panels { room };
+        let mut normed = draft.slots.add(panels(h));
+        self.norm(&mut draft, x, stages.layers.first().map_or(stages.norm, |l| l.attention.pre_norm), normed, output)?;
+        for (i, layer) in stages.layers.iter().enumerate() {
+            let Layer { attention, .. } = layer;
+            let ids = {
+                let w = &self.layers[i];
+                [w.qkv.id, w.o.id, w.gate_up.id, w.down.id]
+            };
+            let [qkv, o, gate_up, down] = products[i];
+            let product = |builder: &mut Self, draft: &mut Draft, at: usize, linear: LinearMany, input: Slot, bytes: u64| -> Result<Slot> {
+                let y = draft.slots.add(bytes);
+                builder.product_many(draft, linear, ids[at], (y, input, partials), room)?;
+                Ok(y)
+            };
+            let y = product(self, &mut draft, 0, qkv, normed, wide(qkv.weight.n) * 4)?;
+            let q = self.rotate(&mut draft, attention, y, 1, max_rows)?;
+            let attended = draft.slots.add(panels(attention.heads * attention.width));
+            self.attention_many(&mut draft, attention, q, attended, room)?;
+            let y = product(self, &mut draft, 1, o, attended, wide(h) * 4)?;
+            normed = draft.slots.add(panels(h));
+            let next = Some((layer.pre_norm, normed, output));
+            self.add_norm(&mut draft, (y, 1), attention.post_norm, None, x, next)?;
+            let gated = product(self, &mut draft, 2, gate_up, normed, panels(gate_up.weight.n / 2))?;
+            let y = product(self, &mut draft, 3, down, gated, wide(h) * 4)?;
+            let next = match stages.layers.get(i + 1) {
+                Some(next) => {
+                    normed = draft.slots.add(panels(h));
+                    Some((next.attention.pre_norm, normed, output))
+                }
+                None => None,
+            };
+            self.add_norm(&mut draft, (y, 1), layer.post_norm, Some(layer.scalar), x, next)?;
+        }
+        // The head sees the last row only.
+        let head = self.few(self.head, Epilogue::SoftCap)?;
+        let last = draft.slots.add(head.split().bytes());
+        let norm = AddNorm {
+            h,
+            splits: 0,
+            scalar: false,
+            next: Some(Output::Split(head.split())),
+            weight: vector_type(self.program, stages.norm)?,
+        };
+        let mut kernel = norm.kernel()?;
+        kernel.grid = [Extent::Fixed(1); 3];
+        let weight = self.vector(stages.norm);
+        let row = Operand::LastRow(x, u64::from(h) * 4);
+        let operands =
+            vec![NULL, NULL, NULL, row, weight, Operand::Slot(last), number(1), real(stages.eps)];
+        self.launch(&mut draft, &kernel, operands);
+        self.head(&mut draft, head, last)?;
+        self.finish(draft, "prefill", max_rows);
+        Ok(())
+    }
+
+    fn sample(&mut self) -> Result<()> {
+        let mut draft = Draft::default();
+        let sample = Sample { vocabulary: self.program.vocab_size };
+        let maxima = draft.slots.add(u64::from(sample.stretches()) * 8);
+        self.launch(&mut draft, &sample.maxima()?, vec![LOGITS, Operand::Slot(maxima)]);
+        let stops = Operand::Fixed(Argument::Address(Place::Stops, 0));
+        let operands = vec![
+            LOGITS,
+            Operand::Slot(maxima),
+            TABLE,
+            STATE,
+            number(table::OUTPUT),
+            number(table::OUTPUT_SLOTS),
+            stops,
+            number(self.program.text.stop_tokens.len() as u32),
+            ROWS,
+        ];
+        self.launch(&mut draft, &sample.kernel()?, operands);
+        let (launches, end) = draft.finish(self.ready);
+        self.schedule.scratch = self.schedule.scratch.max(end);
+        self.schedule.sample = launches;
+        Ok(())
+    }
+
+    /// Rows of the embedding table for the tokens at a place of the session's table.
+    fn embed(&mut self, draft: &mut Draft, tokens: u32, x: Slot) {
+        let kernel = Embed { weight: self.table.packed }.kernel();
+        let operands = vec![
+            packed(self.table.id),
+            TABLE,
+            number(tokens),
+            Operand::Slot(x),
+            real(self.stages.embed_scale),
+        ];
+        self.launch(draft, &kernel, operands);
+    }
+
+    /// Norms the residual stream as it is.
+    fn norm(
+        &mut self,
+        draft: &mut Draft,
+        x: Slot,
+        norm: WeightId,
+        y: Slot,
+        output: Output,
+    ) -> Result<()> {
+        let kernel = AddNorm {
+            h: self.hidden(),
+            splits: 0,
+            scalar: false,
+            next: Some(output),
+            weight: vector_type(self.program, norm)?,
+        }
+        .kernel()?;
+        let weight = self.vector(norm);
+        let eps = real(self.stages.eps);
+        let operands =
+            vec![NULL, NULL, NULL, Operand::Slot(x), weight, Operand::Slot(y), ROWS, eps];
+        self.launch(draft, &kernel, operands);
+        Ok(())
+    }
+
+    /// Adds a product to the residual stream and norms that for the next one.
+    fn add_norm(
+        &mut self,
+        draft: &mut Draft,
+        (sums, splits): (Slot, u32),
+        post: WeightId,
+        scalar: Option<WeightId>,
+        x: Slot,
+        next: Option<(WeightId, Slot, Output)>,
+    ) -> Result<()> {
+        let kernel = AddNorm {
+            h: self.hidden(),
+            splits,
+            scalar: scalar.is_some(),
+            next: next.map(|(.., output)| output),
+            weight: vector_type(self.program, post)?,
+        }
+        .kernel()?;
+        let post = self.vector(post);
+        let scalar = scalar.map_or(NULL, |id| self.vector(id));
+        let (weight, y) = match next {
+            Some((weight, y, _)) => (self.vector(weight), Operand::Slot(y)),
+            None => (NULL, NULL),
+        };
+        let eps = real(self.stages.eps);
+        let operands =
+            vec![Operand::Slot(sums), post, scalar, Operand::Slot(x), weight, y, ROWS, eps];
+        self.launch(draft, &kernel, operands);
+        Ok(())
+    }
+
+    /// Partial sums of a product for one row.
+    fn product_few(&mut self, draft: &mut Draft, linear: LinearFew, id: u32, x: Slot) -> Slot {
+        let sums = draft.floats(u64::from(linear.splits) * u64::from(linear.weight.n));
+        // What was chosen for these constants has a kernel.
+        if let Ok(kernel) = linear.kernel() {
+            let operands =
+                vec![packed(id), Operand::Slot(x), Operand::Slot(sums), ROWS, real(0.0)];
+            self.launch(draft, &kernel, operands);
+        }
+        sums
+    }
+
+    fn product_many(
+        &mut self,
+        draft: &mut Draft,
+        linear: LinearMany,
+        id: u32,
+        (y, x, partials): (Slot, Slot, Slot),
+        room: u32,
+    ) -> Result<()> {
+        let mut operands = vec![Operand::Slot(y), Operand::Slot(x), packed(id)];
+        if linear.hopper {
+            let ready = Operand::Fixed(Argument::Address(Place::Scratch, 0));
+            operands.extend([Operand::Slot(partials), ready]);
+        }
+        operands.extend([ROWS, number(room)]);
+        self.launch(draft, &linear.kernel()?, operands);
+        Ok(())
+    }
+
+    /// Norms and rotates queries and keys, norms values, writes the buffers; returns the queries.
+    fn rotate(
+        &mut self,
+        draft: &mut Draft,
+        attention: &Attention,
+        sums: Slot,
+        splits: u32,
+        max_rows: u32,
+    ) -> Result<Slot> {
+        let Attention { heads, kv_heads, width, rope, keys, values, .. } = *attention;
+        let kernel = Rope {
+            q_heads: heads,
+            kv_heads,
+            d: width,
+            frequencies: Rope::frequencies(rope.base, width, rope.rotated, rope.factor),
+            shared_kv: attention.projections.len() == 2,
+            splits,
+            weight: vector_type(self.program, attention.q_norm)?,
+        }
+        .kernel()?;
+        let q = draft.floats(u64::from(max_rows) * u64::from(heads * width));
+        let (q_norm, k_norm) = (self.vector(attention.q_norm), self.vector(attention.k_norm));
+        let operands = vec![
+            Operand::Slot(sums),
+            q_norm,
+            k_norm,
+            Operand::Slot(q),
+            TABLE,
+            STATE,
+            in_table(keys),
+            in_table(values),
+            ring(keys),
+            ROWS,
+            real(self.stages.eps),
+        ];
+        self.launch(draft, &kernel, operands);
+        Ok(q)
+    }
+
+    /// Attention of one row, left as the output projection reads it.
+    fn attention_few(
+        &mut self,
+        draft: &mut Draft,
+        attention: &Attention,
+        q: Slot,
+        o: &LinearFew,
+    ) -> Result<Slot> {
+        let Attention { heads, kv_heads, width, window, keys, values, scale, .. } = *attention;
+        let output = Output::Split(o.split());
+        let sms = self.multiprocessors;
+        let few = AttentionFew::choose(heads, kv_heads, width, 1, window, output, sms);
+        let parts = u64::from(few.splits) * u64::from(heads);
+        let sums = draft.floats(parts * u64::from(width));
+        let stats = draft.floats(parts * 2);
+        let operands = vec![
+            Operand::Slot(q),
+            TABLE,
+            STATE,
+            in_table(keys),
+            in_table(values),
+            ring(keys),
+            Operand::Slot(sums),
+            Operand::Slot(stats),
+            ROWS,
+            real(scale),
+        ];
+        self.launch(draft, &few.kernel()?, operands);
+        let y = draft.slots.add(o.split().bytes());
+        let operands = vec![
+            Operand::Slot(sums),
+            Operand::Slot(stats),
+            Operand::Slot(y),
+            TABLE,
+            STATE,
+            ROWS,
+        ];
+        self.launch(draft, &few.join()?, operands);
+        Ok(y)
+    }
+
+    fn attention_many(
+        &mut self,
+        draft: &mut Draft,
+        attention: &Attention,
+        q: Slot,
+        y: Slot,
+        room: u32,
+    ) -> Result<()> {
+        let Attention { heads, kv_heads, width, window, keys, values, scale, .. } = *attention;
+        let many = AttentionPrefill::choose(heads, kv_heads, width, window, self.arch);
+        let operands = vec![
+            Operand::Slot(q),
+            TABLE,
+            STATE,
+            in_table(keys),
+            in_table(values),
+            ring(keys),
+            Operand::Slot(y),
+            ROWS,
+            number(room),
+            real(scale),
+        ];
+        self.launch(draft, &many.kernel()?, operands);
+        Ok(())
+    }
+
+    /// Logits of one row.
+    fn head(&mut self, draft: &mut Draft, head: LinearFew, x: Slot) -> Result<()> {
+        let operands = vec![
+            packed(self.head.id),
+            Operand::Slot(x),
+            LOGITS,
+            number(1),
+            real(self.stages.soft_cap),
+        ];
+        self.launch(draft, &head.kernel()?, operands);
+        Ok(())
+    }
+}
+
+fn packed(id: u32) -> Operand {
+    Operand::Fixed(Argument::Address(Place::Packed(id), 0))
+}
