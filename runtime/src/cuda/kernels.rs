@@ -28,7 +28,6 @@ pub(super) struct Kernels {
 
 struct Kernel {
     function: Function,
-    symbol: String,
     block: u32,
     shared: u32,
     early: bool,
@@ -62,18 +61,12 @@ impl Kernels {
             let function = prepare(module, gpu, kernel)?;
             kernels.push(Kernel {
                 function,
-                symbol: kernel.symbol.clone(),
                 block: kernel.block,
                 shared: kernel.shared,
                 early: kernel.overlaps && overlapping,
             });
         }
         Ok(Self { kernels, _modules: modules })
-    }
-
-    /// The name of a kernel in its module.
-    pub(super) fn symbol(&self, kernel: u32) -> &str {
-        self.kernels.get(kernel as usize).map_or("", |k| k.symbol.as_str())
     }
 
     /// Launches one kernel; a verified plan has it.

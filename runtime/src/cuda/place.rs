@@ -28,10 +28,7 @@ pub(super) fn place(
     let Settings { gpu, .. } = settings;
     let file = program.file();
     let plan = &file.plans()[settings.plan];
-    let failed = |failure: Failure| {
-        let why = gpu.driver.explain(failure);
-        Error::Device(format!("{} cannot load the program ({why})", gpu.describe()))
-    };
+    let failed = |failure| Error::Device(gpu.complain(plan, "loading the program", failure));
     let context = Context::new(gpu).map_err(failed)?;
     let start = context.free_memory().map_err(failed)?;
     let kernels = Kernels::load(&context, gpu, plan, target, file.modules())?;
