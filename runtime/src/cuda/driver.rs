@@ -194,10 +194,15 @@ impl Driver {
         // SAFETY: `version` is valid for writes.
         unsafe { driver.version(&mut version) }.map_err(|failure| driver.explain(failure))?;
         driver.version = version;
-        if version < MINIMUM_VERSION {
+        if !driver.is_for(MINIMUM_VERSION) {
             return Err(old(format!("it is for CUDA {}", driver.describe())));
         }
         Ok(driver)
+    }
+
+    /// Whether it is for this version of CUDA or a later one, as `1000 · major + 10 · minor`.
+    pub(super) fn is_for(&self, version: i32) -> bool {
+        self.version >= version
     }
 
     /// Version of CUDA that it is for, for example `12.8`.
@@ -213,12 +218,12 @@ impl Driver {
         let answers = unsafe {
             (self.error_name(failure.code, &mut name), self.error_text(failure.code, &mut text))
         };
-        let word = |answer: Result<(), Failure>, word: *const c_char| match answer {
-            // SAFETY: not null, so a static string of the driver.
-            Ok(()) if !word.is_null() => {
-                unsafe { CStr::from_ptr(word) }.to_string_lossy().into_owned()
+        let word = |answer: Result<(), Failure>, word: *const c_char| {
+            if answer.is_err() || word.is_null() {
+                return "unknown".to_owned();
             }
-            _ => "unknown".to_owned(),
+            // SAFETY: not null, so a static string of the driver.
+            unsafe { CStr::from_ptr(word) }.to_string_lossy().into_owned()
         };
         let (name, text) = (word(answers.0, name), word(answers.1, text));
         format!("{}: {name} ({}), {text}", failure.call, failure.code)

@@ -185,13 +185,8 @@ impl Engine {
             return Err(Error::Device(fault.clone()));
         }
         self.context.bind().and_then(|()| body(self)).map_err(|failure| {
-            let kernel = match failure.kernel() {
-                Some(kernel) => format!(", kernel `{}`", self.kernels.symbol(kernel)),
-                None => String::new(),
-            };
-            let gpu = self.settings.gpu.describe();
-            let why = self.context.driver.explain(failure);
-            let fault = format!("{gpu} failed in {what}{kernel} ({why})");
+            let plan = &self.program.file().plans()[self.settings.plan];
+            let fault = self.settings.gpu.complain(plan, what, failure);
             self.fault = Some(fault.clone());
             Error::Device(fault)
         })

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use gemma4_format::plan::Plan;
 
 use super::driver::{Driver, Failure};
 use super::target::Capability;
@@ -96,6 +97,15 @@ impl Gpu {
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
         })
+    }
+
+    /// What went wrong, in one sentence: `what` it failed in, and the kernel of `plan` if it was
+    /// a launch.
+    pub(super) fn complain(&self, plan: &Plan, what: &str, failure: Failure) -> String {
+        let kernel = failure.kernel().and_then(|id| plan.kernels.get(id as usize));
+        let kernel = kernel.map_or(String::new(), |k| format!(", kernel `{}`", k.symbol));
+        let why = self.driver.explain(failure);
+        format!("{} failed in {what}{kernel} ({why})", self.describe())
     }
 
     /// The device and its name, for reports.

@@ -1,6 +1,7 @@
 //! A plan's kernels on the device.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUfunction_attribute as Attribute;
@@ -15,6 +16,8 @@ use crate::{Error, Result};
 
 /// First major version of compute capability whose kernels can wait for their predecessor.
 const OVERLAPPING: u32 = 9;
+/// First version of CUDA whose graphs can hold kernels that start before their predecessor ends.
+const OVERLAPPING_GRAPHS: i32 = 12_030;
 
 /// Kernels in the plan's order.
 pub(super) struct Kernels {
@@ -25,7 +28,6 @@ pub(super) struct Kernels {
 
 struct Kernel {
     function: Function,
-    symbol: String,
     block: u32,
     shared: u32,
     early: bool,
@@ -44,12 +46,14 @@ impl Kernels {
         target: Target,
         images: &[Vec<u8>],
     ) -> Result<Self> {
+        let overlapping =
+            target.capability.major >= OVERLAPPING && gpu.driver.is_for(OVERLAPPING_GRAPHS);
         let mut modules = BTreeMap::new();
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
             let module = match modules.entry(kernel.module) {
-                std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-                std::collections::btree_map::Entry::Vacant(slot) => {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(slot) => {
                     let image = images.get(kernel.module as usize).map_or(&[][..], Vec::as_slice);
                     slot.insert(load_module(context, plan, target, image)?)
                 }
@@ -57,18 +61,12 @@ impl Kernels {
             let function = prepare(module, gpu, kernel)?;
             kernels.push(Kernel {
                 function,
-                symbol: kernel.symbol.clone(),
                 block: kernel.block,
                 shared: kernel.shared,
-                early: kernel.overlaps && target.capability.major >= OVERLAPPING,
+                early: kernel.overlaps && overlapping,
             });
         }
         Ok(Self { kernels, _modules: modules })
-    }
-
-    /// The name of a kernel in its module.
-    pub(super) fn symbol(&self, kernel: u32) -> &str {
-        self.kernels.get(kernel as usize).map_or("", |k| k.symbol.as_str())
     }
 
     /// Launches one kernel; a verified plan has it.

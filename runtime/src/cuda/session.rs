@@ -69,7 +69,7 @@ impl CudaSession {
                 return Ok(token);
             }
             looks = looks.wrapping_add(1);
-            if looks % LOOKS == 0 && lock(&self.engine).is_idle()? {
+            if looks.is_multiple_of(LOOKS) && lock(&self.engine).is_idle()? {
                 // The token may have come between the look and the question.
                 let none = "the GPU has run all its steps, and a token is missing: the plan's \
                             `sample` did not write it";

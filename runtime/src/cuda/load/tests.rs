@@ -100,7 +100,7 @@ fn weights_of_different_heights_are_not_packed_together() {
 
 #[test]
 fn a_tensor_that_is_too_short_is_refused() {
-    let tensors = vec![vec![0; 2560], vec![0; 320], vec![0; 79]];
+    let tensors = [vec![0; 2560], vec![0; 320], vec![0; 79]];
     let mut blocks = Vec::new();
     let stored = |_| tensors.iter().map(Vec::as_slice).collect();
     let pack = pack(vec![0], 16);
