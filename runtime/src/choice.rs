@@ -4,6 +4,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::cpu::Cpu;
+use crate::cuda::{self, Calls, Cuda, Weights};
+use crate::program::Progress;
 use crate::{Device, Error, LoadedProgram, Result};
 
 /// What a user asked for.
@@ -28,22 +30,73 @@ impl FromStr for DeviceChoice {
             Some(("cuda", which)) if !which.is_empty() => {
                 Ok(DeviceChoice::Cuda(Some(which.to_owned())))
             }
-            _ => Err("a device is auto, cpu, cuda, cuda:N or cuda:GPU-<uuid>".to_owned()),
+            _ => Err("a device is auto, cpu, cuda, cuda:N or cuda:GPU-UUID".to_owned()),
+        }
+    }
+}
+
+/// A program on the device that was chosen.
+pub enum OpenDevice {
+    /// On the host's processor.
+    Cpu(Cpu),
+    /// On a GPU.
+    Cuda(Cuda),
+}
+
+impl OpenDevice {
+    /// What sessions are opened on.
+    pub fn device(&self) -> &dyn Device {
+        match self {
+            OpenDevice::Cpu(cpu) => cpu,
+            OpenDevice::Cuda(cuda) => cuda,
+        }
+    }
+
+    /// Calls of the GPU's driver so far; `None` on the CPU.
+    pub fn calls(&self) -> Option<Calls> {
+        match self {
+            OpenDevice::Cpu(_) => None,
+            OpenDevice::Cuda(cuda) => Some(cuda.calls()),
         }
     }
 }
 
 impl DeviceChoice {
-    /// Makes a program's weights reachable for the device chosen.
+    /// Brings a mapped program onto the device and verifies its weights on the way.
+    ///
+    /// `options` are for a GPU. With [`DeviceChoice::Auto`], `note` is told why a GPU that the
+    /// program has code for is not used. That memory is short is never a reason for the CPU.
     ///
     /// # Errors
-    /// [`Error::Device`] if there is no such device, or the program has no code for it.
-    pub fn open(&self, program: Arc<LoadedProgram>) -> Result<Box<dyn Device>> {
-        match self {
-            DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Box::new(Cpu::new(program)?)),
-            DeviceChoice::Cuda(_) => Err(Error::Device(
-                "this program has no code for a GPU; run it with --device cpu".to_owned(),
-            )),
+    /// [`Error::Device`] if there is no such device, or the program has no code for it;
+    /// [`Error::Memory`] if it does not fit; [`Error::Corrupted`] if weights are damaged.
+    pub fn open(
+        &self,
+        program: Arc<LoadedProgram>,
+        options: cuda::Options,
+        progress: Progress<'_>,
+        note: &dyn Fn(&str),
+    ) -> Result<OpenDevice> {
+        let which = match self {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Cuda(which) => Some(which.as_deref()),
+            DeviceChoice::Auto if program.file().plans().is_empty() => None,
+            DeviceChoice::Auto => match cuda::available(program.file(), None) {
+                Ok(_) => Some(None),
+                Err(why) => {
+                    note(&format!("using the CPU: {why}"));
+                    None
+                }
+            },
+        };
+        if let Some(which) = which {
+            return Ok(OpenDevice::Cuda(Cuda::open(program, which, options, progress)?));
         }
+        if options.weights != Weights::File {
+            let why = "random weights are made on a GPU; the CPU needs the data file";
+            return Err(Error::Device(why.to_owned()));
+        }
+        program.verify_data(progress)?;
+        Ok(OpenDevice::Cpu(Cpu::new(program)?))
     }
 }

@@ -34,7 +34,7 @@ pub mod text;
 mod choice;
 mod error;
 
-pub use choice::DeviceChoice;
+pub use choice::{DeviceChoice, OpenDevice};
 pub use device::{Device, DeviceSession};
 pub use error::{Error, ExitClass, Result};
 pub use program::{LoadedProgram, ProgramFile, WeightFile};

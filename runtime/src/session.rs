@@ -34,7 +34,7 @@ pub enum FinishReason {
 pub struct Report {
     /// Tokens read by `prefill`.
     pub prompt_tokens: u64,
-    /// Seconds in `prefill`.
+    /// Seconds in `prefill`, until the first token of the answer where one was drawn.
     pub prefill_seconds: f64,
     /// Decode steps: tokens drawn, but for the first of each generation, which costs no step.
     pub decode_tokens: u64,
@@ -306,10 +306,14 @@ impl Generation<'_> {
         session.next = Next::Nothing;
         let start = Instant::now();
         let token = session.device.next_token()?;
-        if let Some(read) = self.last.replace(token) {
-            session.report.decode_seconds += start.elapsed().as_secs_f64();
-            session.report.decode_tokens += 1;
-            session.tokens.push(read);
+        match self.last.replace(token) {
+            // A device may still be reading the prompt when the first token is asked for.
+            None => session.report.prefill_seconds += start.elapsed().as_secs_f64(),
+            Some(read) => {
+                session.report.decode_seconds += start.elapsed().as_secs_f64();
+                session.report.decode_tokens += 1;
+                session.tokens.push(read);
+            }
         }
         session.next = Next::Token(token);
         self.left -= 1;

@@ -167,7 +167,7 @@ pub fn lower(
         });
         lowered.plans.push(Plan {
             target: target.to_string(),
-            compiler: nvrtc.version().to_string(),
+            compiler: format!("NVRTC {}.{}", nvrtc.version().0, nvrtc.version().1),
             kernels: kernels.collect(),
             packed: schedule.packed,
             packs: schedule.packs,

@@ -142,9 +142,7 @@ impl Draft {
     fn finish(self, base: u64) -> (Vec<Launch>, u64) {
         let (offsets, end) = self.slots.place(base);
         let argument = |operand: &Operand| match *operand {
-            Operand::Slot(slot) => {
-                Argument::Address(Place::Scratch, Slots::offset(&offsets, slot))
-            }
+            Operand::Slot(slot) => Argument::Address(Place::Scratch, Slots::offset(&offsets, slot)),
             Operand::LastRow(slot, stride) => {
                 let offset = Slots::offset(&offsets, slot);
                 Argument::LastRow { place: Place::Scratch, offset, stride }
@@ -345,9 +343,8 @@ impl<'a> Builder<'a> {
         let room = max_rows.next_multiple_of(8);
         let wide = |columns: u32| u64::from(max_rows) * u64::from(columns);
         let panels = |columns: u32| panel_elements(room, columns) * 2;
-        let many = |matrix: Matrix, output| {
-            LinearMany::choose(matrix.packed, max_rows, output, self.arch)
-        };
+        let many =
+            |matrix: Matrix, output| LinearMany::choose(matrix.packed, max_rows, output, self.arch);
         let products: Vec<[LinearMany; 4]> = self
             .layers
             .iter()
@@ -372,7 +369,13 @@ impl<'a> Builder<'a> {
         let stages = self.stages;
         let output = Output::Panels { room };
         let mut normed = draft.slots.add(panels(h));
-        self.norm(&mut draft, x, stages.layers.first().map_or(stages.norm, |l| l.attention.pre_norm), normed, output)?;
+        self.norm(
+            &mut draft,
+            x,
+            stages.layers.first().map_or(stages.norm, |l| l.attention.pre_norm),
+            normed,
+            output,
+        )?;
         for (i, layer) in stages.layers.iter().enumerate() {
             let Layer { attention, .. } = layer;
             let ids = {
@@ -380,7 +383,13 @@ impl<'a> Builder<'a> {
                 [w.qkv.id, w.o.id, w.gate_up.id, w.down.id]
             };
             let [qkv, o, gate_up, down] = products[i];
-            let product = |builder: &mut Self, draft: &mut Draft, at: usize, linear: LinearMany, input: Slot, bytes: u64| -> Result<Slot> {
+            let product = |builder: &mut Self,
+                           draft: &mut Draft,
+                           at: usize,
+                           linear: LinearMany,
+                           input: Slot,
+                           bytes: u64|
+             -> Result<Slot> {
                 let y = draft.slots.add(bytes);
                 builder.product_many(draft, linear, ids[at], (y, input, partials), room)?;
                 Ok(y)
@@ -393,7 +402,8 @@ impl<'a> Builder<'a> {
             normed = draft.slots.add(panels(h));
             let next = Some((layer.pre_norm, normed, output));
             self.add_norm(&mut draft, (y, 1), attention.post_norm, None, x, next)?;
-            let gated = product(self, &mut draft, 2, gate_up, normed, panels(gate_up.weight.n / 2))?;
+            let gated =
+                product(self, &mut draft, 2, gate_up, normed, panels(gate_up.weight.n / 2))?;
             let y = product(self, &mut draft, 3, down, gated, wide(h) * 4)?;
             let next = match stages.layers.get(i + 1) {
                 Some(next) => {
@@ -524,8 +534,7 @@ impl<'a> Builder<'a> {
         let sums = draft.floats(u64::from(linear.splits) * u64::from(linear.weight.n));
         // What was chosen for these constants has a kernel.
         if let Ok(kernel) = linear.kernel() {
-            let operands =
-                vec![packed(id), Operand::Slot(x), Operand::Slot(sums), ROWS, real(0.0)];
+            let operands = vec![packed(id), Operand::Slot(x), Operand::Slot(sums), ROWS, real(0.0)];
             self.launch(draft, &kernel, operands);
         }
         sums
@@ -617,14 +626,8 @@ impl<'a> Builder<'a> {
         ];
         self.launch(draft, &few.kernel()?, operands);
         let y = draft.slots.add(o.split().bytes());
-        let operands = vec![
-            Operand::Slot(sums),
-            Operand::Slot(stats),
-            Operand::Slot(y),
-            TABLE,
-            STATE,
-            ROWS,
-        ];
+        let operands =
+            vec![Operand::Slot(sums), Operand::Slot(stats), Operand::Slot(y), TABLE, STATE, ROWS];
         self.launch(draft, &few.join()?, operands);
         Ok(y)
     }

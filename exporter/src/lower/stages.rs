@@ -159,8 +159,7 @@ impl Walk<'_> {
             self.same_eps(eps)?;
         }
         let values = self.write(v)?;
-        let expected =
-            [value(q), Operand::Buffer(keys), Operand::Buffer(values), POSITION];
+        let expected = [value(q), Operand::Buffer(keys), Operand::Buffer(values), POSITION];
         let (op, attended) = self.take("attention", &expected)?;
         let Op::Attention { window, scale } = op else {
             return Err(self.unexpected("attention"));

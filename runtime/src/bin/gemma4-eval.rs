@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use gemma4_runtime::cli::{self, Files, Progress, Usage};
-use gemma4_runtime::{DeviceChoice, LoadedProgram, Session, SessionOptions};
+use gemma4_runtime::{DeviceChoice, LoadedProgram, Session, SessionOptions, cuda};
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Measure an exported model.
@@ -58,14 +58,14 @@ fn main() -> ExitCode {
             return Err(Usage(why).into());
         }
         let bar = Progress::bytes("loading");
-        let program = LoadedProgram::open(&files.model_path, &files.data_path, &|done, total| {
-            bar.set(done, total);
-        })?;
-        drop(bar);
+        let program = LoadedProgram::map(&files.model_path, &files.data_path)?;
         let vocabulary = program.program().vocab_size as usize;
-        let device = device.open(Arc::new(program))?;
+        let options = cuda::Options { max_context, ..cuda::Options::default() };
+        let progress = |done, total| bar.set(done, total);
+        let device = device.open(Arc::new(program), options, &progress, &cli::note)?;
+        drop(bar);
         let mut session =
-            Session::new(device.as_ref(), SessionOptions { max_context, prefill_chunk })?;
+            Session::new(device.device(), SessionOptions { max_context, prefill_chunk })?;
         session.prefill(&ids[..prefill])?;
         let mut rows = session.logits()?;
         for id in &ids[prefill..] {

@@ -88,7 +88,7 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
             cli::human_bytes(file.tokenizer().len() as u64),
             cli::human_bytes(file.chat_template().len() as u64)
         ),
-        format!("targets         {}", targets().join(", ")),
+        format!("targets         {}", targets(file).join(", ")),
         String::new(),
         "weights".to_owned(),
     ];
@@ -132,8 +132,9 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
 }
 
 /// Devices that the program has code for.
-fn targets() -> Vec<&'static str> {
-    vec!["cpu"]
+fn targets(file: &ProgramFile) -> Vec<&str> {
+    let plans = file.plans().iter().map(|plan| plan.target.as_str());
+    ["cpu"].into_iter().chain(plans).collect()
 }
 
 /// How many buffers have how many rows, in order of appearance.
@@ -199,7 +200,7 @@ fn as_json(file: &ProgramFile, verified: bool) -> Value {
         },
         "tokenizer_bytes": file.tokenizer().len(),
         "chat_template_bytes": file.chat_template().len(),
-        "targets": targets(),
+        "targets": targets(file),
         "weights": classes,
         "weight_bytes_per_token": stats::weight_bytes_per_token(program),
         "kv_bytes_per_token_bf16": 2 * stats::buffer_elements_per_token(program),

@@ -13,8 +13,9 @@ use anyhow::Context;
 use clap::Parser;
 use gemma4_runtime::cli::{self, Files, INTERRUPTED, Progress, Usage};
 use gemma4_runtime::text::{Chat, ChatTemplate, ControlText, Tokenizer};
+use gemma4_runtime::cuda::{self, Calls};
 use gemma4_runtime::{
-    DeviceChoice, FinishReason, LoadedProgram, Report, Sampling, Session, SessionOptions,
+    DeviceChoice, FinishReason, LoadedProgram, OpenDevice, Report, Sampling, Session, SessionOptions,
 };
 use serde_json::json;
 
@@ -73,6 +74,9 @@ struct Arguments {
     /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    /// On a GPU: launch kernels one by one instead of as a graph, for debuggers
+    #[arg(long = "no_graphs", alias = "no-graphs")]
+    no_graphs: bool,
     /// Write timings and counts to a file, as JSON
     #[arg(long = "stats_json", alias = "stats-json", value_name = "FILE")]
     stats_json: Option<PathBuf>,
@@ -97,20 +101,23 @@ fn answer(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interrupted = cli::interrupt_flag()?;
     let prompt = read_prompt(arguments)?;
     let started = Instant::now();
-    let program = load(&arguments.files)?;
+    let Files { model_path, data_path } = &arguments.files;
+    let program = Arc::new(LoadedProgram::map(model_path, data_path)?);
     let tokenizer = tokenizer(arguments, &program)?;
     let ids = encode(arguments, &program, &tokenizer, &prompt)?;
     let sampling = sampling(arguments, &program);
     sampling.check()?;
 
-    let device = arguments.device.open(Arc::clone(&program))?;
+    let device = load(arguments, program)?;
     let options = SessionOptions { max_context: arguments.max_context, prefill_chunk: None };
-    let mut session = Session::new(device.as_ref(), options)?;
+    let mut session = Session::new(device.device(), options)?;
     let load_seconds = started.elapsed().as_secs_f64();
 
-    let outcome = generate(arguments, &mut session, &tokenizer, &ids, sampling, &interrupted)?;
+    let outcome =
+        generate(arguments, (&device, &mut session), &tokenizer, &ids, sampling, &interrupted)?;
     let stats = Stats {
-        device: device.describe(),
+        device: device.device().describe(),
+        on_gpu: matches!(device, OpenDevice::Cuda(_)),
         context: session.context(),
         load_seconds,
         report: session.take_report(),
@@ -143,12 +150,16 @@ fn read_prompt(arguments: &Arguments) -> anyhow::Result<String> {
     String::from_utf8(bytes).with_context(|| format!("`{}` is not UTF-8 text", path.display()))
 }
 
-fn load(files: &Files) -> anyhow::Result<Arc<LoadedProgram>> {
-    let progress = Progress::bytes("loading");
-    let program = LoadedProgram::open(&files.model_path, &files.data_path, &|done, total| {
-        progress.set(done, total);
-    })?;
-    Ok(Arc::new(program))
+/// Brings the weights to the device.
+fn load(arguments: &Arguments, program: Arc<LoadedProgram>) -> anyhow::Result<OpenDevice> {
+    let bar = Progress::bytes("loading");
+    let options = cuda::Options {
+        max_context: arguments.max_context,
+        graphs: !arguments.no_graphs,
+        ..cuda::Options::default()
+    };
+    let progress = |done, total| bar.set(done, total);
+    Ok(arguments.device.open(program, options, &progress, &cli::note)?)
 }
 
 fn tokenizer(arguments: &Arguments, program: &LoadedProgram) -> anyhow::Result<Tokenizer> {
@@ -220,19 +231,25 @@ struct Outcome {
     reason: FinishReason,
     generated: u64,
     first_token_seconds: Option<f64>,
+    /// Calls of the GPU's driver between the first token and the last.
+    calls: Option<Calls>,
 }
 
 fn generate(
     arguments: &Arguments,
-    session: &mut Session,
+    (device, session): (&OpenDevice, &mut Session),
     tokenizer: &Tokenizer,
     ids: &[u32],
     sampling: Sampling,
     interrupted: &AtomicBool,
 ) -> anyhow::Result<Outcome> {
     let started = Instant::now();
-    let mut outcome =
-        Outcome { reason: FinishReason::Interrupted, generated: 0, first_token_seconds: None };
+    let mut outcome = Outcome {
+        reason: FinishReason::Interrupted,
+        generated: 0,
+        first_token_seconds: None,
+        calls: None,
+    };
     let bar = Progress::tokens("reading the prompt");
     let read_all = session.prefill_with(ids, |done, total| {
         bar.set(done as u64, total as u64);
@@ -249,9 +266,13 @@ fn generate(
     let mut stdout = io::stdout().lock();
     let limit = arguments.max_new_tokens.unwrap_or(u32::MAX);
     let mut generation = session.generate(sampling, limit, interrupted)?;
+    let mut calls_before = None;
     for token in generation.by_ref() {
         outcome.first_token_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
         outcome.generated += 1;
+        let calls = device.calls();
+        let before = *calls_before.get_or_insert(calls);
+        outcome.calls = calls.zip(before).map(|(now, before)| now.since(before));
         print(&mut stdout, &stream.push(token?))?;
     }
     print(&mut stdout, &stream.finish())?;
@@ -270,6 +291,7 @@ fn print(out: &mut impl Write, text: &str) -> io::Result<()> {
 /// What is said about a run.
 struct Stats {
     device: String,
+    on_gpu: bool,
     context: u32,
     load_seconds: f64,
     report: Report,
@@ -307,7 +329,10 @@ impl Stats {
             self.reason()
         ));
         if let Some(bytes) = report.peak_memory {
-            lines.push(format!("peak memory: {}", cli::human_bytes(bytes)));
+            lines.push(match self.on_gpu {
+                true => format!("GPU peak memory usage: {} MiB", bytes.div_ceil(1 << 20)),
+                false => format!("peak memory: {}", cli::human_bytes(bytes)),
+            });
         }
         if let Some(seed) = self.seed {
             lines.push(format!("seed: {seed}"));
@@ -330,6 +355,14 @@ impl Stats {
             "decode_seconds": report.decode_seconds,
             "decode_tokens_per_second": rate(report.decode_tokens, report.decode_seconds),
             "peak_memory_bytes": report.peak_memory,
+            "driver_calls_between_tokens": self.outcome.calls.map(|calls| json!({
+                "tokens": self.outcome.generated.saturating_sub(1),
+                "graph_launches": calls.graphs,
+                "kernel_launches": calls.kernels,
+                "copies_to_device": calls.to_device,
+                "copies_to_host": calls.to_host,
+                "synchronisations": calls.synchronisations,
+            })),
             "finish_reason": self.reason(),
             "seed": self.seed,
         })

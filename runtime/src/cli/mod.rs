@@ -52,6 +52,11 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
+/// Tells something that is no error, on stderr.
+pub fn note(text: &str) {
+    eprintln!("note: {text}");
+}
+
 /// A flag that the first Ctrl-C (or SIGTERM) sets; the second ends the process with code 130.
 pub fn interrupt_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
