@@ -12,10 +12,11 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Parser;
 use gemma4_runtime::cli::{self, Files, INTERRUPTED, Progress, Usage};
-use gemma4_runtime::text::{Chat, ChatTemplate, ControlText, Tokenizer};
 use gemma4_runtime::cuda::{self, Calls};
+use gemma4_runtime::text::{Chat, ChatTemplate, ControlText, Tokenizer};
 use gemma4_runtime::{
-    DeviceChoice, FinishReason, LoadedProgram, OpenDevice, Report, Sampling, Session, SessionOptions,
+    DeviceChoice, FinishReason, LoadedProgram, OpenDevice, Report, Sampling, Session,
+    SessionOptions,
 };
 use serde_json::json;
 
