@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use gemma4_format::pte::{self, Pte};
-use gemma4_format::{Program, Source, TextDefaults, Weight};
+use gemma4_format::{DType, Encoding, Program, Source, TextDefaults, Weight, ptd};
 
 use crate::checkpoint::{Checkpoint, Layout};
 use crate::generation::Generation;
@@ -12,7 +12,7 @@ use crate::lower::{Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
 use crate::output::{Item, Monitor, Pending, persist_all, write_weights};
-use crate::quantize::Recipe;
+use crate::quantize::{Recipe, Treatment};
 use crate::trace::WeightSpec;
 use crate::{Error, Result};
 
@@ -20,6 +20,8 @@ use crate::{Error, Result};
 pub const DEFAULT_CONTEXT: u32 = 4096;
 /// Rows of a `prefill` call where nobody asks for another.
 pub const DEFAULT_CHUNK: u32 = 512;
+
+const PRODUCER: &str = concat!("gemma4-export ", env!("CARGO_PKG_VERSION"));
 
 /// What can be chosen about a program.
 #[derive(Clone, Debug, Default)]
@@ -76,26 +78,13 @@ pub fn export(
         let Item { dims, encoding, .. } = items.get(name)?;
         Some(WeightSpec { dims: dims.clone(), encoding: *encoding })
     };
-    let Traced { methods, buffers, weights } = trace(&config, max_chunk, describe)?;
-    let used: BTreeSet<&str> = weights.iter().map(|(name, ..)| name.as_str()).collect();
+    let traced = trace(&config, max_chunk, describe)?;
+    let used: BTreeSet<&str> = traced.weights.iter().map(|(name, ..)| name.as_str()).collect();
     checkpoint.refuse_unused(&used)?;
-
     let ordered: Vec<Item> =
-        weights.iter().filter_map(|(name, ..)| items.get(name.as_str()).cloned()).collect();
-    let mut program = Program {
-        source: source(&config, checkpoint, options),
-        text,
-        vocab_size: config.vocab_size,
-        max_context,
-        weights: weights
-            .into_iter()
-            .map(|(name, dims, encoding)| Weight { name, dims, encoding, digest: [0; 32] })
-            .collect(),
-        buffers,
-        methods,
-        data_header: [0; 32],
-        data_length: 0,
-    };
+        traced.weights.iter().filter_map(|(name, ..)| items.get(name.as_str()).cloned()).collect();
+    let source = source(&config, checkpoint, options);
+    let mut program = assemble(&config, source, text, max_context, traced);
     // Before the long work, so that what has no GPU code is known at once.
     let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
     let data = output_dir.join("model.ptd");
@@ -110,6 +99,74 @@ pub fn export(
     let program = output_dir.join("model.pte");
     persist_all([written.file, Pending::with_bytes(&program, &bytes)?])?;
     Ok(Exported { program, data, bytes: total })
+}
+
+/// Exports a program of random weights, which are written nowhere: `gemma4-bench` fills a GPU's
+/// memory with them. For measurements of models that no disk here holds.
+pub fn export_without_data(
+    config_json: &str,
+    options: &Options,
+    output_dir: &Path,
+    monitor: &Monitor,
+) -> Result<PathBuf> {
+    let config = Config::parse(config_json)?;
+    let (max_context, max_chunk) = lengths(&config, options)?;
+    let describe = |name: &str, wanted: Option<&[u32]>| {
+        let dims = wanted?;
+        let codes = match options.recipe.as_ref().map(|recipe| recipe.treatment(name)) {
+            Some(Treatment::Quantize(codes, _)) => Some(codes),
+            _ => None,
+        };
+        let encoding = match codes {
+            Some(codes) => codes.encoding(dims.last().copied().unwrap_or(0)),
+            None => Encoding::Dense(DType::BF16),
+        };
+        Some(WeightSpec { dims: dims.to_vec(), encoding })
+    };
+    let traced = trace(&config, max_chunk, describe)?;
+    let layout = ptd::Layout::new(&traced.weights)?;
+    let source = Source {
+        producer: PRODUCER.to_owned(),
+        architecture: config.architecture.clone(),
+        layout: "random".to_owned(),
+        recipe: options.recipe.as_ref().map_or("none", |recipe| &recipe.name).to_owned(),
+        identity: blake3::hash(config_json.as_bytes()).to_hex().to_string(),
+        config: config_json.to_owned(),
+    };
+    let text = TextDefaults { top_p: 1.0, ..TextDefaults::default() };
+    let mut program = assemble(&config, source, text, max_context, traced);
+    program.data_header = layout.header_digest();
+    program.data_length = layout.length;
+    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let (tokenizer, chat_template) = (Vec::new(), String::new());
+    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
+    let path = output_dir.join("model.pte");
+    persist_all([Pending::with_bytes(&path, &bytes)?])?;
+    Ok(path)
+}
+
+/// A program whose data file is still to be written.
+fn assemble(
+    config: &Config,
+    source: Source,
+    text: TextDefaults,
+    max_context: u32,
+    traced: Traced,
+) -> Program {
+    let weights = traced.weights.into_iter();
+    Program {
+        source,
+        text,
+        vocab_size: config.vocab_size,
+        max_context,
+        weights: weights
+            .map(|(name, dims, encoding)| Weight { name, dims, encoding, digest: [0; 32] })
+            .collect(),
+        buffers: traced.buffers,
+        methods: traced.methods,
+        data_header: [0; 32],
+        data_length: 0,
+    }
 }
 
 /// Lowers a program for GPUs, if there are targets.
@@ -169,7 +226,7 @@ fn text_defaults(
 fn source(config: &Config, checkpoint: &Checkpoint, options: &Options) -> Source {
     let made_with = checkpoint.provenance().map(|provenance| provenance.recipe.clone());
     Source {
-        producer: concat!("gemma4-export ", env!("CARGO_PKG_VERSION")).to_owned(),
+        producer: PRODUCER.to_owned(),
         architecture: config.architecture.clone(),
         layout: checkpoint.layout().name().to_owned(),
         recipe: match (&options.recipe, checkpoint.layout()) {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::checkpoint::{Checkpoint, Layout};
-use gemma4_exporter::export::{Options, export};
+use gemma4_exporter::export::{Options, export, export_without_data};
 use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
@@ -26,7 +26,7 @@ struct Arguments {
     /// Where model.pte and model.ptd go
     #[arg(long, value_name = "DIR", required_unless_present = "tiny_test")]
     output_dir: Option<PathBuf>,
-    /// With --model-dir: quantize on the way (default: keep the weights as they are)
+    /// With --model-dir or --random: quantize on the way (default: keep the weights as they are)
     #[arg(long, value_name = "NAME", conflicts_with = "prequantized")]
     recipe: Option<String>,
     /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
@@ -71,6 +71,9 @@ struct Input {
     /// A Hugging Face checkpoint: config.json and model*.safetensors
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
+    /// A config.json: export a program of random weights, without data, for gemma4-bench
+    #[arg(long, value_name = "CONFIG.json")]
+    random: Option<PathBuf>,
     /// Take a tiny random model through the whole pipeline and compare it with candle
     #[arg(long)]
     tiny_test: bool,
@@ -103,7 +106,6 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         writeln!(io::stdout(), "{report}")?;
         return Ok(());
     }
-    let checkpoint = open(&arguments.input)?;
     let read = |path: &Option<PathBuf>| path.as_deref().map(read_text).transpose();
     let options = Options {
         max_seq_len: arguments.max_seq_len,
@@ -114,6 +116,12 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         targets: targets(arguments)?,
     };
     let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
+    if let Some(config) = &arguments.input.random {
+        let path = export_without_data(&read_text(config)?, &options, output_dir, &monitor)?;
+        eprintln!("wrote {}", path.display());
+        return Ok(());
+    }
+    let checkpoint = open(&arguments.input)?;
     let exported = export(&checkpoint, &options, output_dir, &monitor)?;
     eprintln!(
         "wrote {} and {} ({:.1} MB)",
@@ -140,7 +148,7 @@ fn open(input: &Input) -> Result<Checkpoint> {
     let (dir, wanted, other) = match (&input.prequantized, &input.model_dir) {
         (Some(dir), _) => (dir, Layout::Bundle, "--model-dir"),
         (None, Some(dir)) => (dir, Layout::HuggingFace, "--prequantized"),
-        (None, None) => unreachable!("clap requires one of them"),
+        (None, None) => unreachable!("the other inputs are no directories"),
     };
     let checkpoint = Checkpoint::open(dir)?;
     if checkpoint.layout() != wanted {
