@@ -3,18 +3,24 @@
 use std::collections::HashMap;
 
 use gemma4_format::plan::{
-    Argument, Count, Launch, Lowered, Pack as PackStep, Packed as PackedWeight, Place, table,
+    Argument, Launch, Lowered, Pack as PackStep, Packed as PackedWeight, Place, table,
 };
-use gemma4_format::{BufferId, Program, WeightId};
+use gemma4_format::{Program, WeightId};
 use gemma4_kernels::{
     AddNorm, Arch, AttentionFew, AttentionPrefill, Embed, Epilogue, Extent, Geglu, Kernel,
     LinearFew, LinearMany, ManyOutput, Output, Packed, Randomize, Rope, Sample, panel_elements,
 };
 
 use super::Result;
-use super::scratch::{Slot, Slots};
+use super::draft::{
+    Draft, LOGITS, NULL, Operand, ROWS, STATE, TABLE, count, in_table, number, packed, real, ring,
+};
+use super::scratch::Slot;
 use super::stages::{Attention, Layer, Stages};
 use super::weights::{Packing, in_turns, stacked, vector_type};
+
+/// Rows up to which `prefill` has a form of its own: short prompts want smaller blocks of rows.
+const FORMS: [u32; 5] = [64, 128, 192, 256, 448];
 
 /// Everything of a plan but the compiled modules.
 pub(super) struct Schedule {
@@ -37,9 +43,12 @@ impl Schedule {
         multiprocessors: u32,
     ) -> Result<Self> {
         let mut builder = Builder::new(program, stages, arch, multiprocessors)?;
+        let longest = program.method("prefill").map_or(1, |m| m.max_rows);
+        builder.reserve_products(longest);
         builder.decode()?;
-        let rows = program.method("prefill").map_or(1, |m| m.max_rows);
-        builder.prefill(rows)?;
+        for rows in FORMS.into_iter().filter(|rows| *rows < longest).chain([longest]) {
+            builder.prefill(rows, longest)?;
+        }
         builder.sample()?;
         Ok(builder.schedule)
     }
@@ -66,7 +75,7 @@ struct Builder<'a> {
     arch: Arch,
     multiprocessors: u32,
     schedule: Schedule,
-    known: HashMap<(&'static str, &'static str, Vec<(&'static str, String)>, u32), u32>,
+    known: HashMap<Key, u32>,
     resident: HashMap<WeightId, u32>,
     table: Matrix,
     head: Matrix,
@@ -75,92 +84,8 @@ struct Builder<'a> {
     ready: u64,
 }
 
-/// An operand of a launch, before scratch memory is planned.
-#[derive(Clone, Copy)]
-enum Operand {
-    Slot(Slot),
-    /// The last row of a value of so many bytes a row.
-    LastRow(Slot, u64),
-    Fixed(Argument),
-}
-
-/// Launches of one method under construction.
-#[derive(Default)]
-struct Draft {
-    launches: Vec<(u32, [Count; 3], Vec<Operand>)>,
-    slots: Slots,
-}
-
-const ROWS: Operand = Operand::Fixed(Argument::Count(Count::Rows { per: 1, times: 1 }));
-const NULL: Operand = Operand::Fixed(Argument::Null);
-const TABLE: Operand = Operand::Fixed(Argument::Address(Place::Table, 0));
-const LOGITS: Operand = Operand::Fixed(Argument::Address(Place::Logits, 0));
-const STATE: Operand = number(table::STATE);
-
-const fn number(n: u32) -> Operand {
-    Operand::Fixed(Argument::U32(n))
-}
-
-const fn real(x: f32) -> Operand {
-    Operand::Fixed(Argument::F32(x))
-}
-
-/// The index of a buffer in the session's table.
-fn in_table(buffer: BufferId) -> Operand {
-    number(table::BUFFERS + buffer)
-}
-
-fn ring(buffer: BufferId) -> Operand {
-    Operand::Fixed(Argument::BufferRows(buffer))
-}
-
-fn count(extent: Extent) -> Count {
-    match extent {
-        Extent::Fixed(n) => Count::Fixed(n),
-        Extent::Rows { per, times } => Count::Rows { per, times },
-        Extent::Context { per, times } => Count::Context { per, times },
-        Extent::Sms { times, share, limit } => Count::Multiprocessors { times, share, limit },
-    }
-}
-
-impl Draft {
-    fn add(&mut self, kernel: u32, grid: [Count; 3], operands: Vec<Operand>) {
-        let launch = self.launches.len();
-        for operand in &operands {
-            if let Operand::Slot(slot) | Operand::LastRow(slot, _) = operand {
-                self.slots.touch(*slot, launch);
-            }
-        }
-        self.launches.push((kernel, grid, operands));
-    }
-
-    fn floats(&mut self, count: u64) -> Slot {
-        self.slots.add(count * 4)
-    }
-
-    /// The launches with their addresses, and the end of scratch memory.
-    fn finish(self, base: u64) -> (Vec<Launch>, u64) {
-        let (offsets, end) = self.slots.place(base);
-        let argument = |operand: &Operand| match *operand {
-            Operand::Slot(slot) => Argument::Address(Place::Scratch, Slots::offset(&offsets, slot)),
-            Operand::LastRow(slot, stride) => {
-                let offset = Slots::offset(&offsets, slot);
-                Argument::LastRow { place: Place::Scratch, offset, stride }
-            }
-            Operand::Fixed(argument) => argument,
-        };
-        let launches = self
-            .launches
-            .iter()
-            .map(|(kernel, grid, operands)| Launch {
-                kernel: *kernel,
-                grid: *grid,
-                arguments: operands.iter().map(argument).collect(),
-            })
-            .collect();
-        (launches, end)
-    }
-}
+/// What makes two kernels the same: source, symbol, defines, shared memory.
+type Key = (&'static str, &'static str, Vec<(&'static str, String)>, u32);
 
 impl<'a> Builder<'a> {
     fn new(
@@ -337,10 +262,21 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn prefill(&mut self, max_rows: u32) -> Result<()> {
+    /// Scratch memory that every product of many rows leaves zero, at the start.
+    fn reserve_products(&mut self, longest: u32) {
+        let sms = self.multiprocessors;
+        let bytes = |matrix: Matrix| {
+            LinearMany::choose(matrix.packed, longest, ManyOutput::F32, self.arch).ready_bytes(sms)
+        };
+        let matrices = self.layers.iter().flat_map(|w| [w.qkv, w.o, w.gate_up, w.down]);
+        self.ready = matrices.map(bytes).max().unwrap_or(0).next_multiple_of(256);
+    }
+
+    /// A form of `prefill` for up to `max_rows` rows, with panels that have room for `longest`.
+    fn prefill(&mut self, max_rows: u32, longest: u32) -> Result<()> {
         let mut draft = Draft::default();
         let h = self.hidden();
-        let room = max_rows.next_multiple_of(8);
+        let room = longest.next_multiple_of(8);
         let wide = |columns: u32| u64::from(max_rows) * u64::from(columns);
         let panels = |columns: u32| panel_elements(room, columns) * 2;
         let many =
@@ -357,10 +293,7 @@ impl<'a> Builder<'a> {
                 ]
             })
             .collect();
-        // One region that every product leaves zero, at the start of scratch memory.
         let sms = self.multiprocessors;
-        let ready = products.iter().flatten().map(|p| p.ready_bytes(sms)).max().unwrap_or(0);
-        self.ready = ready.next_multiple_of(256);
         let partials = products.iter().flatten().map(|p| p.partial_bytes(sms)).max().unwrap_or(0);
         let partials = draft.slots.add(partials);
 
@@ -670,8 +603,4 @@ impl<'a> Builder<'a> {
         self.launch(draft, &head.kernel()?, operands);
         Ok(())
     }
-}
-
-fn packed(id: u32) -> Operand {
-    Operand::Fixed(Argument::Address(Place::Packed(id), 0))
 }
