@@ -231,6 +231,7 @@ fn source(config: &Config, checkpoint: &Checkpoint, options: &Options) -> Source
         layout: checkpoint.layout().name().to_owned(),
         recipe: match (&options.recipe, checkpoint.layout()) {
             (Some(recipe), Layout::HuggingFace) => recipe.name.clone(),
+            (_, Layout::Torchao) => "torchao".to_owned(),
             _ => made_with.unwrap_or_else(|| "none".to_owned()),
         },
         identity: checkpoint.identity().to_owned(),

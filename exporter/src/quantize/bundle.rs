@@ -40,7 +40,7 @@ pub fn write_bundle(
     existing: Existing,
     monitor: &Monitor,
 ) -> Result<Vec<TensorReport>> {
-    if checkpoint.layout() == Layout::Bundle {
+    if checkpoint.layout() != Layout::HuggingFace {
         return Err(Refusal::AlreadyQuantized.at(checkpoint.dir()));
     }
     check_output(output, checkpoint.dir(), existing)?;
