@@ -190,14 +190,7 @@ fn check_rings(
 fn check_signature(program: &Program, method: &Method) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(format!("method `{}`", method.name), why));
     let one = Dim::Fixed(1);
-    let inputs = [
-        ("tokens", Fact::u32([Dim::Rows])),
-        ("position", Fact::u32([one])),
-        ("temperature", Fact::f32([one])),
-        ("top_k", Fact::u32([one])),
-        ("top_p", Fact::f32([one])),
-        ("seed", Fact::u32([Dim::Fixed(2)])),
-    ];
+    let inputs = Method::standard_inputs();
     if method.inputs.len() != inputs.len() {
         return fail(format!("has {} inputs instead of {}", method.inputs.len(), inputs.len()));
     }
