@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gemma4_exporter::checkpoint::Checkpoint;
+use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::synthetic::{TINY_CONFIG, write_checkpoint};
 use safetensors::tensor::TensorView;
 use serde_json::Value;
@@ -193,6 +194,28 @@ fn a_torchao_bundle_is_prequantized() {
     }
     let data = |which: &str| fs::read(dir.path().join(which).join("model.ptd")).unwrap();
     assert!(data("a") == data("b"));
+}
+
+#[test]
+fn every_recipe_gives_a_program_with_and_without_data() {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint(dir.path(), |_| {});
+    for recipe in Recipe::NAMES {
+        let mut programs = Vec::new();
+        for (flag, from) in [("--model-dir", "hf"), ("--random", "hf/config.json")] {
+            let arguments = [flag, from, "--output-dir", "x", "--recipe", recipe];
+            let output = export(dir.path(), &arguments);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let bytes = fs::read(dir.path().join("x/model.pte")).unwrap();
+            let program = gemma4_format::pte::decode(&bytes).unwrap().pte.program;
+            assert_eq!(program.source.recipe, recipe);
+            let weights = program.weights.into_iter().map(|w| (w.name, w.dims, w.encoding));
+            programs.push(weights.collect::<Vec<_>>());
+        }
+        assert_eq!(programs[0], programs[1], "{recipe}");
+        let untied = programs[0].iter().any(|(name, ..)| name == "lm_head.weight");
+        assert_eq!(untied, recipe.starts_with("torchao"), "{recipe}");
+    }
 }
 
 #[test]
