@@ -13,6 +13,7 @@ use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::{Error, Result, tiny};
+use gemma4_runtime::cli;
 
 /// Export a Gemma 4 checkpoint: what to compute goes to model.pte, the weights to model.ptd.
 ///
@@ -92,7 +93,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            cli::say(&format!("error: {}\n", cli::sentence(&error)));
             ExitCode::from(error.downcast_ref().map_or(1, Error::exit_code))
         }
     }
@@ -118,17 +119,17 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
     if let Some(config) = &arguments.input.random {
         let path = export_without_data(&read_text(config)?, &options, output_dir, &monitor)?;
-        eprintln!("wrote {}", path.display());
+        cli::say(&format!("wrote {}\n", path.display()));
         return Ok(());
     }
     let checkpoint = open(&arguments.input)?;
     let exported = export(&checkpoint, &options, output_dir, &monitor)?;
-    eprintln!(
-        "wrote {} and {} ({:.1} MB)",
+    cli::say(&format!(
+        "wrote {} and {} ({:.1} MB)\n",
         exported.program.display(),
         exported.data.display(),
         exported.bytes as f64 / 1e6
-    );
+    ));
     Ok(())
 }
 

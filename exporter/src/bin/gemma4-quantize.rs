@@ -9,6 +9,7 @@ use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::model::Config;
 use gemma4_exporter::output::{Interrupt, Monitor, Pending, persist_all};
 use gemma4_exporter::quantize::{Existing, Recipe, json, table, write_bundle};
+use gemma4_runtime::cli;
 
 /// Quantize a Gemma 4 checkpoint
 ///
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            cli::say(&format!("error: {}\n", cli::sentence(&error)));
             let code = error.downcast_ref().map_or(1, gemma4_exporter::Error::exit_code);
             ExitCode::from(code)
         }
@@ -97,6 +98,6 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         report.write_at(json(&recipe.name, &weights).as_bytes(), 0)?;
         persist_all([report])?;
     }
-    eprint!("{}", table(&weights));
+    cli::say(&table(&weights));
     Ok(())
 }
