@@ -45,7 +45,8 @@ impl Item {
         names: impl IntoIterator<Item = &'a str>,
         recipe: Option<&Recipe>,
     ) -> Result<Vec<Self>> {
-        let layers = checkpoint.names().filter_map(layer_of).max().map_or(0, |last| last + 1);
+        let last = checkpoint.names().filter_map(layer_of).max();
+        let layers = last.map_or(0, |last| last.saturating_add(1));
         let treatment =
             |name: &str| recipe.map_or(Treatment::Keep, |recipe| recipe.treatment(name, layers));
         let mut items = names

@@ -82,6 +82,21 @@ pub enum Method {
     HalfQuadratic,
 }
 
+/// INT8 with one scale a row.
+const INT8_ROW: Codes =
+    Codes { bits: 8, group: Group::Row, scale: DType::BF16, offset: Offset::Symmetric };
+
+/// INT4 in groups of 32 with a whole zero point in a nibble.
+const INT4: Codes = Codes {
+    bits: 4,
+    group: Group::Size(32),
+    scale: DType::BF16,
+    offset: Offset::Zero(ZeroType::Nibble),
+};
+
+/// INT4 in groups of 32 with a fractional zero point.
+const INT4_FRACTION: Codes = Codes { offset: Offset::Zero(ZeroType::BF16), ..INT4 };
+
 impl Recipe {
     /// Names of the built-in recipes.
     pub const NAMES: [&str; 4] = ["default", "hqq", "torchao-default", "torchao-sensitive"];
@@ -115,15 +130,8 @@ impl Recipe {
                 (true, vec![embedding, head(min_max(INT4)), projections(min_max(INT4))])
             }
             "torchao-sensitive" => {
-                let edges = [edge("layers.*.v_proj.weight"), edge("layers.*.down_proj.weight")];
-                (
-                    true,
-                    [embedding, head(hqq)]
-                        .into_iter()
-                        .chain(edges)
-                        .chain([projections(hqq)])
-                        .collect(),
-                )
+                let [v, down] = ["layers.*.v_proj.weight", "layers.*.down_proj.weight"].map(edge);
+                (true, vec![embedding, head(hqq), v, down, projections(hqq)])
             }
             _ => {
                 let known = Self::NAMES.join(", ");
@@ -163,21 +171,6 @@ fn is_edge(name: &str, layers: u32) -> bool {
 pub(crate) fn layer_of(name: &str) -> Option<u32> {
     name.strip_prefix("layers.")?.split('.').next()?.parse().ok()
 }
-
-/// INT8 with one scale a row.
-const INT8_ROW: Codes =
-    Codes { bits: 8, group: Group::Row, scale: DType::BF16, offset: Offset::Symmetric };
-
-/// INT4 in groups of 32 with a whole zero point in a nibble.
-const INT4: Codes = Codes {
-    bits: 4,
-    group: Group::Size(32),
-    scale: DType::BF16,
-    offset: Offset::Zero(ZeroType::Nibble),
-};
-
-/// INT4 in groups of 32 with a fractional zero point.
-const INT4_FRACTION: Codes = Codes { offset: Offset::Zero(ZeroType::BF16), ..INT4 };
 
 impl Codes {
     /// The encoding of a weight whose last dimension is `k`.
