@@ -51,28 +51,32 @@ for kernels in sm_90a sm_90; do
 done
 
 # The passes wait for the GPU most of the time, so they run beside each other.
-tools="memcheck racecheck initcheck synccheck"
 if command -v compute-sanitizer >/dev/null; then
   start=$SECONDS
-  for tool in $tools; do
-    {
-      timeout "$limit" compute-sanitizer --tool $tool --error-exitcode 1 \
-        "$bin/gpu_check" "$bundle" --quick >"$work/$tool" 2>&1
-      echo "$? $((SECONDS - start))" >"$work/$tool.status"
-    } &
+  passes=()
+  for tool in memcheck racecheck initcheck synccheck; do
+    for kernels in sm_90a sm_90; do
+      pass="$tool $kernels"
+      passes+=("$pass")
+      {
+        timeout "$limit" compute-sanitizer --tool $tool --error-exitcode 1 \
+          "$bin/gpu_check" "$bundle" --quick --kernels $kernels >"$work/$pass" 2>&1
+        echo "$? $((SECONDS - start))" >"$work/$pass.status"
+      } &
+    done
   done
   wait
-  for tool in $tools; do
-    read -r status seconds <"$work/$tool.status"
-    if grep -q "Device not supported" "$work/$tool"; then
-      row "compute-sanitizer $tool" skip "$seconds" "it does not support this machine"
+  for pass in "${passes[@]}"; do
+    read -r status seconds <"$work/$pass.status"
+    if grep -q "Device not supported" "$work/$pass"; then
+      row "compute-sanitizer $pass" skip "$seconds" "it does not support this machine"
       continue
     fi
     if [ "$status" -ne 0 ]; then
-      head -n 60 "$work/$tool"
+      head -n 60 "$work/$pass"
     fi
-    found=$(grep -E "SUMMARY|passed," "$work/$tool" | sed 's/^=* *//' | paste -sd ';')
-    row "compute-sanitizer $tool" "$status" "$seconds" "$found"
+    found=$(grep -E "SUMMARY|passed," "$work/$pass" | sed 's/^=* *//' | paste -sd ';')
+    row "compute-sanitizer $pass" "$status" "$seconds" "$found"
   done
 else
   row compute-sanitizer skip 0 "it is not installed"

@@ -13,8 +13,13 @@ use serde_json::Value;
 use crate::compare::{Bound, Difference};
 use crate::subject;
 
+/// Largest distance from float32 that is allowed, as a share of what transformers has in bfloat16.
+const MAX_SHARE: f32 = 1.25;
 /// Tokens of the text whose every beginning is read as a prompt.
 const LONGEST: usize = 257;
+
+/// Tokens of the trained model's prompt for tools that make programs slow: more than its window.
+const QUICK: usize = 140;
 
 /// The models of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +151,12 @@ impl Truth {
             Passage { name: "every".to_owned(), tokens, prompt: 1, rows: Vec::new(), bound };
         if quick {
             passages.retain(|p| matches!(p.name.as_str(), "p33" | "text 0"));
-            passages.iter_mut().for_each(|p| p.tokens.truncate(p.prompt + 4));
+            for passage in &mut passages {
+                if model == Model::Chat {
+                    passage.prompt = QUICK;
+                }
+                passage.tokens.truncate(passage.prompt + 3);
+            }
             every.tokens.truncate(1);
         }
         for passage in passages.iter_mut().chain([&mut every]) {
@@ -163,40 +173,30 @@ impl Truth {
 
 /// The golden texts of a model, without logits.
 fn texts(bundle: &Bundle, model: Model) -> anyhow::Result<Vec<Passage>> {
-    let prompts = bundle.tiny["prompts"].as_object().context("the golden file has no prompts")?;
-    let mut passages = Vec::new();
-    for (name, prompt) in prompts {
-        let (input, greedy) = (ids(&prompt["input_ids"]), ids(&prompt["greedy_ids"]));
-        let of = |key: &str| prompt["bf16"][key].as_f64().context("no distance of bfloat16");
-        let bound = Bound {
-            max: 1.25 * of("last_max_abs_diff")? as f32,
-            mean: of("last_mean_abs_diff")? as f32,
-        };
-        let tokens = [input.as_slice(), &greedy].concat();
-        passages.push(Passage {
-            name: name.clone(),
-            tokens,
-            prompt: input.len(),
-            rows: Vec::new(),
-            bound,
-        });
-    }
+    let text = |name: String, [prompt, answer]: [&Value; 2], [max, mean]: [&Value; 2]| {
+        let (mut tokens, answer) = (ids(prompt), ids(answer));
+        let prompt = tokens.len();
+        tokens.extend(answer);
+        let number = |value: &Value| value.as_f64().context("no distance of bfloat16");
+        let bound = Bound { max: MAX_SHARE * number(max)? as f32, mean: number(mean)? as f32 };
+        Ok(Passage { name, tokens, prompt, rows: Vec::new(), bound })
+    };
     if model == Model::Chat {
-        // Nobody ran this model in bfloat16, so it is held to the distance of the other.
-        let bound = passages.iter().map(|p| p.bound).fold(Bound::default(), Bound::or);
         let texts = bundle.chat["text"].as_array().context("the golden file has no texts")?;
-        passages = texts
-            .iter()
-            .enumerate()
-            .map(|(index, text)| {
-                let prompt = ids(&text["prompt_ids"]);
-                let tokens = [prompt.as_slice(), &ids(&text["output_ids"])].concat();
-                let (name, prompt) = (format!("text {index}"), prompt.len());
-                Passage { name, tokens, prompt, rows: Vec::new(), bound }
-            })
-            .collect();
+        let of = |(index, t): (usize, &Value)| {
+            let bf16 = &t["bf16"];
+            let bound = [&bf16["max_abs_diff"], &bf16["mean_abs_diff"]];
+            text(format!("text {index}"), [&t["prompt_ids"], &t["output_ids"]], bound)
+        };
+        return texts.iter().enumerate().map(of).collect();
     }
-    Ok(passages)
+    let prompts = bundle.tiny["prompts"].as_object().context("the golden file has no prompts")?;
+    let of = |(name, p): (&String, &Value)| {
+        let bf16 = &p["bf16"];
+        let bound = [&bf16["last_max_abs_diff"], &bf16["last_mean_abs_diff"]];
+        text(name.clone(), [&p["input_ids"], &p["greedy_ids"]], bound)
+    };
+    prompts.iter().map(of).collect()
 }
 
 /// Token ids of a golden file.

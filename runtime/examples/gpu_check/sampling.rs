@@ -102,7 +102,8 @@ fn draws(subject: &Subject, prompt: &[u32], sampling: Sampling) -> anyhow::Resul
     let (statistic, freedom) = chi_square(&counts, &probabilities(&logits, &sampling))?;
     let p = survival(statistic, freedom);
     let found = format!(
-        "{DRAWS} draws, {freedom} degrees of freedom, chi-square {statistic:.1}, p {p:.3}, {unlike} unlike the CPU's"
+        "chi-square {statistic:.1}, {freedom} degrees of freedom, p {p:.3}; {DRAWS} draws, {unlike} \
+         unlike the CPU's"
     );
     ensure!(p > SIGNIFICANT && f64::from(unlike) <= UNLIKE * f64::from(DRAWS), "{found}");
     Ok(found)
