@@ -66,7 +66,7 @@ enum Backend {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct Input {
-    /// A bundle made by gemma4-quantize
+    /// A bundle made by gemma4-quantize, or by ExecuTorch's script for Gemma 4 (torchao)
     #[arg(long, value_name = "DIR")]
     prequantized: Option<PathBuf>,
     /// A Hugging Face checkpoint: config.json and model*.safetensors
@@ -146,17 +146,16 @@ fn targets(arguments: &Arguments) -> Result<Vec<Target>> {
 }
 
 fn open(input: &Input) -> Result<Checkpoint> {
-    let (dir, wanted, other) = match (&input.prequantized, &input.model_dir) {
-        (Some(dir), _) => (dir, Layout::Bundle, "--model-dir"),
-        (None, Some(dir)) => (dir, Layout::HuggingFace, "--prequantized"),
+    let (dir, flag, other) = match (&input.prequantized, &input.model_dir) {
+        (Some(dir), _) => (dir, "--prequantized", "--model-dir"),
+        (None, Some(dir)) => (dir, "--model-dir", "--prequantized"),
         (None, None) => unreachable!("the other inputs are no directories"),
     };
     let checkpoint = Checkpoint::open(dir)?;
-    if checkpoint.layout() != wanted {
-        return Err(Error::Flag {
-            flag: if wanted == Layout::Bundle { "--prequantized" } else { "--model-dir" },
-            why: format!("`{}` is of the other kind; use {other}", dir.display()),
-        });
+    let quantized = checkpoint.layout() != Layout::HuggingFace;
+    if quantized != input.prequantized.is_some() {
+        let why = format!("`{}` is of the other kind; use {other}", dir.display());
+        return Err(Error::Flag { flag, why });
     }
     Ok(checkpoint)
 }

@@ -31,6 +31,13 @@ struct Arguments {
     ///
     /// `default`: projections in INT4, groups of 32, with a bf16 scale and a 4-bit zero point
     /// (4.625 bits per weight); embedding and head in INT8, one scale a row; norms as they are.
+    ///
+    /// `hqq`: projections in INT4 with fractional zero points that a search has placed (5 bits per
+    /// weight); everything else as it is.
+    ///
+    /// `torchao-default`, `torchao-sensitive`: what ExecuTorch's script makes of the same names; a
+    /// head of its own in INT4, and in the second HQQ, with v_proj and down_proj of the first and
+    /// the last quarter of the layers in INT8.
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = Recipe::named)]
     recipe: Recipe,
 
