@@ -9,9 +9,11 @@ use anyhow::Context;
 use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::checkpoint::{Checkpoint, Layout};
 use gemma4_exporter::export::{Options, export, export_without_data};
+use gemma4_exporter::gguf::Gguf;
 use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
+use gemma4_exporter::source::ModelSource;
 use gemma4_exporter::{Error, Result, tiny};
 
 /// Export a Gemma 4 checkpoint: what to compute goes to model.pte, the weights to model.ptd.
@@ -27,7 +29,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR", required_unless_present = "tiny_test")]
     output_dir: Option<PathBuf>,
     /// With --model-dir or --random: quantize on the way (default: keep the weights as they are)
-    #[arg(long, value_name = "NAME", conflicts_with = "prequantized")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["prequantized", "gguf"])]
     recipe: Option<String>,
     /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
     #[arg(long, value_name = "N")]
@@ -71,6 +73,10 @@ struct Input {
     /// A Hugging Face checkpoint: config.json and model*.safetensors
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
+    /// A GGUF file of llama.cpp, or any part of a split one. Its numbers are kept exactly; config,
+    /// tokenizer and chat template come from it, too
+    #[arg(long, value_name = "FILE")]
+    gguf: Option<PathBuf>,
     /// A config.json: export a program of random weights, without data, for gemma4-bench
     #[arg(long, value_name = "CONFIG.json")]
     random: Option<PathBuf>,
@@ -83,6 +89,7 @@ const EXAMPLES: &str = "\
 Examples:
   gemma4-export --prequantized gemma-4-31b-int4 --output-dir out
   gemma4-export --model-dir gemma-4-31b-it --recipe default --output-dir out --max-seq-len 32768
+  gemma4-export --gguf gemma-4-31b-it-Q4_K_M.gguf --output-dir out
   gemma4-export --tiny-test
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.";
@@ -121,8 +128,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("wrote {}", path.display());
         return Ok(());
     }
-    let checkpoint = open(&arguments.input)?;
-    let exported = export(&checkpoint, &options, output_dir, &monitor)?;
+    let source = open(&arguments.input)?;
+    let exported = export(source.as_ref(), &options, output_dir, &monitor)?;
     eprintln!(
         "wrote {} and {} ({:.1} MB)",
         exported.program.display(),
@@ -144,11 +151,12 @@ fn targets(arguments: &Arguments) -> Result<Vec<Target>> {
     }
 }
 
-fn open(input: &Input) -> Result<Checkpoint> {
-    let (dir, wanted, other) = match (&input.prequantized, &input.model_dir) {
-        (Some(dir), _) => (dir, Layout::Bundle, "--model-dir"),
-        (None, Some(dir)) => (dir, Layout::HuggingFace, "--prequantized"),
-        (None, None) => unreachable!("the other inputs are no directories"),
+fn open(input: &Input) -> Result<Box<dyn ModelSource>> {
+    let (dir, wanted, other) = match (&input.prequantized, &input.model_dir, &input.gguf) {
+        (Some(dir), ..) => (dir, Layout::Bundle, "--model-dir"),
+        (None, Some(dir), _) => (dir, Layout::HuggingFace, "--prequantized"),
+        (None, None, Some(file)) => return Ok(Box::new(Gguf::open(file)?)),
+        (None, None, None) => unreachable!("the other inputs are none to open"),
     };
     let checkpoint = Checkpoint::open(dir)?;
     if checkpoint.layout() != wanted {
@@ -157,7 +165,7 @@ fn open(input: &Input) -> Result<Checkpoint> {
             why: format!("`{}` is of the other kind; use {other}", dir.display()),
         });
     }
-    Ok(checkpoint)
+    Ok(Box::new(checkpoint))
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -8,8 +8,8 @@ use gemma4_format::{DType, Digest, Encoding};
 use rayon::prelude::*;
 
 use super::{Monitor, Pending};
-use crate::checkpoint::Checkpoint;
 use crate::quantize::{Loss, Method, Recipe, RowQuantizer, TensorReport, Treatment};
+use crate::source::ModelSource;
 use crate::{Error, Result};
 
 /// Bytes that are copied at a time.
@@ -35,8 +35,8 @@ impl Item {
     /// is quantized already is always copied.
     ///
     /// # Errors
-    /// As [`Checkpoint::weight`], and [`Error::Quantize`] if the recipe does not fit the weight.
-    pub fn new(checkpoint: &Checkpoint, name: &str, recipe: Option<&Recipe>) -> Result<Self> {
+    /// As [`ModelSource::weight`], and [`Error::Quantize`] if the recipe does not fit the weight.
+    pub fn new(checkpoint: &dyn ModelSource, name: &str, recipe: Option<&Recipe>) -> Result<Self> {
         let weight = checkpoint.weight(name)?;
         let (name, dims) = (name.to_owned(), weight.dims.clone());
         let treatment = recipe.map_or(Treatment::Keep, |recipe| recipe.treatment(&name));
@@ -75,7 +75,7 @@ pub struct Written {
 /// Errors of reading and writing, [`Error::Quantize`] for numbers that can't be quantized,
 /// [`Error::Interrupted`].
 pub fn write_weights(
-    checkpoint: &Checkpoint,
+    checkpoint: &dyn ModelSource,
     items: &[Item],
     target: &Path,
     monitor: &Monitor,
@@ -104,7 +104,7 @@ pub fn write_weights(
 
 /// What is needed to write one weight.
 struct WeightWriter<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a dyn ModelSource,
     item: &'a Item,
     /// With their offsets in the file.
     parts: &'a [(Part, u64)],
