@@ -103,8 +103,10 @@ impl Gguf {
     }
 }
 
-/// The tensors under canonical names, and the numbers of `rope_freqs`.
-fn table(parts: &[Header], layers: u32) -> Result<(BTreeMap<String, Weight>, Option<Vec<f32>>)> {
+/// Weights under canonical names, and the numbers of `rope_freqs`.
+type Table = (BTreeMap<String, Weight>, Option<Vec<f32>>);
+
+fn table(parts: &[Header], layers: u32) -> Result<Table> {
     let mut weights = BTreeMap::new();
     let mut rope_factors = None;
     for (part, header) in parts.iter().enumerate() {
