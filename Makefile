@@ -7,7 +7,7 @@ MODEL ?= ci/models/tiny-chat-int4
 PROMPT ?= What is the capital of France?
 BIN := target/release
 
-.PHONY: help build demo test lint fmt doc check bench gemma4-cpu clean
+.PHONY: help build demo test lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -36,6 +36,17 @@ check: lint test ## everything that CI runs
 gemma4-cpu: build ## export MODEL (a pre-quantized bundle) and run it on the CPU
 	@ci/export_model_artifact.sh --prequantized $(MODEL) --output-dir $(OUT)/gemma4-cpu
 	@ci/test_model_e2e.sh $(OUT)/gemma4-cpu "$(PROMPT)" --device cpu
+
+cuda-toolchain: ## install the CUDA compiler from PyPI into .cuda (no GPU or driver needed)
+	ci/cuda_toolchain.sh
+
+gemma4-cuda: build cuda-toolchain ## export MODEL (a pre-quantized bundle) for GPUs and run it on one
+	@ci/export_model_artifact.sh --prequantized $(MODEL) --backend cuda --output-dir $(OUT)/gemma4-cuda
+	@ci/test_model_e2e.sh $(OUT)/gemma4-cuda "$(PROMPT)" --device cuda
+
+gpu-bundle: cuda-toolchain ## pack what ci/gpu_check.sh needs on a machine with a GPU
+	$(CARGO) build --release --locked --workspace --bins --examples
+	ci/gpu_bundle.sh $(OUT)/gpu-bundle
 
 bench: build ## prefill and decode speed of the bundled model on the CPU
 	@ci/export_model_artifact.sh --prequantized $(MODEL) --output-dir $(OUT)/bench

@@ -72,6 +72,14 @@ pub enum Error {
         /// A file in it that a bundle has not.
         entry: String,
     },
+    /// Renaming a file to this name would remove what stands there.
+    #[error("`{}` is {what}, which is not overwritten; choose another name", .path.display())]
+    OutputNotFile {
+        /// The name that a file was to get.
+        path: PathBuf,
+        /// What has it: `a directory`, ….
+        what: &'static str,
+    },
     /// Writing there would destroy what is being read.
     #[error("output directory `{}` holds the checkpoint itself; choose another", .path.display())]
     OutputIsSource {

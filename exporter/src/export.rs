@@ -11,7 +11,7 @@ use crate::lower::{Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
 use crate::output::{Item, Monitor, Pending, persist_all, write_weights};
-use crate::quantize::{Recipe, Treatment};
+use crate::quantize::{HEAD, Recipe, Treatment};
 use crate::source::ModelSource;
 use crate::trace::WeightSpec;
 use crate::{Error, Result};
@@ -70,11 +70,8 @@ pub fn export(
         None => checkpoint.chat_template()?.unwrap_or_default(),
     };
 
-    let items = checkpoint
-        .names()
-        .into_iter()
-        .map(|name| Ok((name, Item::new(checkpoint, name, options.recipe.as_ref())?)))
-        .collect::<Result<HashMap<&str, Item>>>()?;
+    let items = Item::all(checkpoint, checkpoint.names(), options.recipe.as_ref())?;
+    let items: HashMap<&str, &Item> = items.iter().map(|item| (item.name.as_str(), item)).collect();
     let describe = |name: &str, _: Option<&[u32]>| {
         let Item { dims, encoding, .. } = items.get(name)?;
         Some(WeightSpec { dims: dims.clone(), encoding: *encoding })
@@ -82,8 +79,11 @@ pub fn export(
     let traced = trace(&config, max_chunk, describe)?;
     let used: BTreeSet<&str> = traced.weights.iter().map(|(name, ..)| name.as_str()).collect();
     checkpoint.refuse_unused(&used)?;
-    let ordered: Vec<Item> =
-        traced.weights.iter().filter_map(|(name, ..)| items.get(name.as_str()).cloned()).collect();
+    let ordered: Vec<Item> = traced
+        .weights
+        .iter()
+        .filter_map(|(name, ..)| items.get(name.as_str()).copied().cloned())
+        .collect();
     let source = source(&config, checkpoint, options);
     let mut program = assemble(&config, source, text, max_context, traced);
     // Before the long work, so that what has no GPU code is known at once.
@@ -112,15 +112,15 @@ pub fn export_without_data(
 ) -> Result<PathBuf> {
     let config = Config::parse(config_json)?;
     let (max_context, max_chunk) = lengths(&config, options)?;
+    let (recipe, layers) = (options.recipe.as_ref(), config.layers.len() as u32);
     let describe = |name: &str, wanted: Option<&[u32]>| {
-        let dims = wanted?;
-        let codes = match options.recipe.as_ref().map(|recipe| recipe.treatment(name)) {
-            Some(Treatment::Quantize(codes, _)) => Some(codes),
-            _ => None,
-        };
-        let encoding = match codes {
-            Some(codes) => codes.encoding(dims.last().copied().unwrap_or(0)),
-            None => Encoding::Dense(DType::BF16),
+        let untied = name == HEAD && recipe.is_some_and(|recipe| recipe.untie_head);
+        let dims = wanted.or(untied.then_some(&[]))?;
+        let encoding = match recipe.map(|recipe| recipe.treatment(name, layers)) {
+            Some(Treatment::Quantize(codes, _)) => {
+                codes.encoding(dims.last().copied().unwrap_or(0))
+            }
+            _ => Encoding::Dense(DType::BF16),
         };
         Some(WeightSpec { dims: dims.to_vec(), encoding })
     };

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use gemma4_format::{Buffer, Dim, Encoding, Fact, Method};
+use gemma4_format::{Buffer, Encoding, Method};
 
 use crate::model::{Config, Model};
 use crate::trace::{Result, Sampling, Store, Tables, Tape, Tensor, WeightSpec};
@@ -38,15 +38,8 @@ pub fn trace(
 
 /// Both methods are the same lines; they differ in how many rows a call may have.
 fn trace_method(model: &Model, name: &str, max_rows: u32) -> Result<Method> {
-    let one = Dim::Fixed(1);
-    let (tape, [tokens, position, temperature, top_k, top_p, seed]) = Tape::start([
-        ("tokens", Fact::u32([Dim::Rows])),
-        ("position", Fact::u32([one])),
-        ("temperature", Fact::f32([one])),
-        ("top_k", Fact::u32([one])),
-        ("top_p", Fact::f32([one])),
-        ("seed", Fact::u32([Dim::Fixed(2)])),
-    ]);
+    let (tape, [tokens, position, temperature, top_k, top_p, seed]) =
+        Tape::start(Method::standard_inputs());
     let hidden = model.forward(&tokens, &position)?;
     let logits = model.logits(&hidden.last_row()?)?;
     let next = tokens.advance(&position)?;

@@ -49,6 +49,7 @@ impl ModelSource for Checkpoint {
     fn recipe(&self) -> Option<&str> {
         match self.layout() {
             Layout::HuggingFace => None,
+            Layout::Torchao => Some("torchao"),
             Layout::Bundle => Some(self.provenance().map_or("none", |made| &made.recipe)),
         }
     }

@@ -1,10 +1,14 @@
 //! `gemma4-export` as a user meets it.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use gemma4_exporter::checkpoint::Checkpoint;
+use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::synthetic::{TINY_CONFIG, write_checkpoint};
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 fn ci(path: &str) -> PathBuf {
@@ -151,6 +155,67 @@ fn a_config_saved_again_by_transformers_is_the_same_model() {
     assert_eq!(original.to_string(), resaved.to_string());
     assert_eq!(original.text.stop_tokens, [1, 50, 106], "the union of all files");
     assert_eq!(original.data_header, resaved.data_header);
+}
+
+/// A dense model under the names and with the metadata of torchao.
+#[test]
+fn a_torchao_bundle_is_prequantized() {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint(dir.path(), |_| {});
+    let dense = Checkpoint::open(dir.path().join("hf")).unwrap();
+    let names: Vec<&str> = dense.names().collect();
+    let mut metadata: HashMap<String, String> = names
+        .iter()
+        .map(|name| ((*name).to_owned(), r#"{"_type": "Tensor"}"#.to_owned()))
+        .collect();
+    metadata.insert("tensor_names".to_owned(), serde_json::json!(names).to_string());
+    let tensors: Vec<(&str, Vec<usize>, Vec<u8>)> = names
+        .iter()
+        .map(|name| {
+            let weight = dense.weight(name).unwrap();
+            let mut bytes = vec![0; weight.encoding.bytes(&weight.dims).unwrap() as usize];
+            dense.read_part(name, 0, 0, &mut bytes).unwrap();
+            (*name, weight.dims.iter().map(|d| *d as usize).collect(), bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (*name, TensorView::new(safetensors::Dtype::BF16, shape.clone(), bytes).unwrap())
+    });
+    let bytes = safetensors::serialize(views, Some(metadata)).unwrap();
+    fs::create_dir(dir.path().join("torchao")).unwrap();
+    fs::write(dir.path().join("torchao/model.safetensors"), bytes).unwrap();
+    fs::copy(dir.path().join("hf/config.json"), dir.path().join("torchao/config.json")).unwrap();
+
+    let message = refused(dir.path(), &["--model-dir", "torchao", "--output-dir", "out"], 2);
+    assert!(message.contains("--prequantized"), "{message}");
+    for (flag, from, to) in [("--prequantized", "torchao", "a"), ("--model-dir", "hf", "b")] {
+        let output = export(dir.path(), &[flag, from, "--output-dir", to]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let data = |which: &str| fs::read(dir.path().join(which).join("model.ptd")).unwrap();
+    assert!(data("a") == data("b"));
+}
+
+#[test]
+fn every_recipe_gives_a_program_with_and_without_data() {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint(dir.path(), |_| {});
+    for recipe in Recipe::NAMES {
+        let mut programs = Vec::new();
+        for (flag, from) in [("--model-dir", "hf"), ("--random", "hf/config.json")] {
+            let arguments = [flag, from, "--output-dir", "x", "--recipe", recipe];
+            let output = export(dir.path(), &arguments);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let bytes = fs::read(dir.path().join("x/model.pte")).unwrap();
+            let program = gemma4_format::pte::decode(&bytes).unwrap().pte.program;
+            assert_eq!(program.source.recipe, recipe);
+            let weights = program.weights.into_iter().map(|w| (w.name, w.dims, w.encoding));
+            programs.push(weights.collect::<Vec<_>>());
+        }
+        assert_eq!(programs[0], programs[1], "{recipe}");
+        let untied = programs[0].iter().any(|(name, ..)| name == "lm_head.weight");
+        assert_eq!(untied, recipe.starts_with("torchao"), "{recipe}");
+    }
 }
 
 #[test]

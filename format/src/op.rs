@@ -84,7 +84,8 @@ pub enum Op {
     /// divided by the temperature; the `top_k` largest stay (0 keeps all); of these the smallest
     /// set of most probable ones whose probabilities sum to at least `top_p`; one is drawn with
     /// a uniform number from Philox 4x32-10, keyed by `seed`, counter `position` (that of the
-    /// token being drawn).
+    /// token being drawn): the first id up to which the share of the probabilities exceeds
+    /// `(x₁ 2³² + x₀) / 2⁶⁴`, where `x₀` and `x₁` are the first words of the block.
     Sample,
 }
 

@@ -179,6 +179,19 @@ impl Program {
 }
 
 impl Method {
+    /// Names and facts of the inputs that every method has, in order.
+    pub fn standard_inputs() -> [(&'static str, Fact); 6] {
+        let one = Dim::Fixed(1);
+        [
+            ("tokens", Fact::u32([Dim::Rows])),
+            ("position", Fact::u32([one])),
+            ("temperature", Fact::f32([one])),
+            ("top_k", Fact::u32([one])),
+            ("top_p", Fact::f32([one])),
+            ("seed", Fact::u32([Dim::Fixed(2)])),
+        ]
+    }
+
     /// The position of the input of that name, which is also its value id.
     pub fn input(&self, name: &str) -> Option<ValueId> {
         self.inputs.iter().position(|i| i.name == name).map(|i| i as ValueId)

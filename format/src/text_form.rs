@@ -8,7 +8,10 @@ use crate::program::{Method, Node, Operand, Program};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "program {} ({})", self.source.architecture, self.source.recipe)?;
+        // Text of a stranger's file reaches no terminal as it is.
+        let (architecture, recipe) =
+            (self.source.architecture.escape_debug(), self.source.recipe.escape_debug());
+        writeln!(f, "program {architecture} ({recipe})")?;
         writeln!(f, "  vocabulary {}, context up to {}", self.vocab_size, self.max_context)?;
         for weight in &self.weights {
             writeln!(
@@ -84,7 +87,7 @@ fn node_text(program: &Program, node: &Node) -> Result<String, fmt::Error> {
         .collect();
     write!(text, "({})", args.join(", "))?;
     if !node.label.is_empty() {
-        write!(text, "  # {}", node.label)?;
+        write!(text, "  # {}", node.label.escape_debug())?;
     }
     Ok(text)
 }

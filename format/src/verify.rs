@@ -14,6 +14,12 @@ use crate::{Error, Result};
 
 /// Longest name of a weight, buffer, method or value, in bytes.
 pub const MAX_NAME: usize = 256;
+/// Most methods of a program.
+pub const MAX_METHODS: usize = 64;
+/// Most inputs of a method.
+pub const MAX_INPUTS: usize = 64;
+/// Most nodes of a method. Placing values takes time in proportion to the square of their number.
+pub const MAX_NODES: usize = 1 << 14;
 /// Longest context in tokens.
 pub const MAX_CONTEXT: u32 = 1 << 24;
 /// Most rows of one call.
@@ -28,6 +34,9 @@ pub fn verify(program: &Program) -> Result<()> {
     check_header(program)?;
     check_weights(program)?;
     check_buffers(program)?;
+    if program.methods.len() > MAX_METHODS {
+        return Err(Error::invalid("methods", format!("there are {}", program.methods.len())));
+    }
     let mut names = HashSet::new();
     for method in &program.methods {
         check_name(&method.name, "method", &mut names)?;
@@ -106,6 +115,10 @@ fn check_method(program: &Program, method: &Method) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(format!("method `{}`", method.name), why));
     if method.max_rows == 0 || method.max_rows > MAX_ROWS {
         return fail(format!("{} rows a call", method.max_rows));
+    }
+    if method.inputs.len() > MAX_INPUTS || method.nodes.len() > MAX_NODES {
+        let (inputs, nodes) = (method.inputs.len(), method.nodes.len());
+        return fail(format!("{inputs} inputs and {nodes} nodes are too many"));
     }
     let mut names = HashSet::new();
     for input in &method.inputs {
@@ -190,14 +203,7 @@ fn check_rings(
 fn check_signature(program: &Program, method: &Method) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(format!("method `{}`", method.name), why));
     let one = Dim::Fixed(1);
-    let inputs = [
-        ("tokens", Fact::u32([Dim::Rows])),
-        ("position", Fact::u32([one])),
-        ("temperature", Fact::f32([one])),
-        ("top_k", Fact::u32([one])),
-        ("top_p", Fact::f32([one])),
-        ("seed", Fact::u32([Dim::Fixed(2)])),
-    ];
+    let inputs = Method::standard_inputs();
     if method.inputs.len() != inputs.len() {
         return fail(format!("has {} inputs instead of {}", method.inputs.len(), inputs.len()));
     }

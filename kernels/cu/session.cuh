@@ -3,7 +3,7 @@
 #pragma once
 #include "common.cuh"
 
-// Indices of the state's words, as in `kernels/src/session.rs`.
+// Indices of the state's words, as in `gemma4_format::plan::state`.
 constexpr int STATE_TOKEN = 0;       // last token, input of the next step
 constexpr int STATE_POSITION = 1;    // index of the next call's first row
 constexpr int STATE_STOPPED = 2;     // 0 running, 1 stop token, 2 out of positions

@@ -2,7 +2,8 @@
 
 use crate::activations::Output;
 use crate::contract::{args, source};
-use crate::{Amount, Extent, Kernel, Unsupported};
+use crate::{Amount, Kernel, Unsupported};
+use gemma4_format::plan::Count;
 
 /// Grouped-query attention of 1 to 8 rows, split over keys, and the kernel that joins the splits.
 ///
@@ -102,9 +103,9 @@ impl AttentionFew {
             defines: self.defines(),
             symbol: "attention_few",
             grid: [
-                Extent::Fixed(self.splits),
-                Extent::Fixed(self.kv_heads),
-                Extent::Fixed(queries.div_ceil(16)),
+                Count::Fixed(self.splits),
+                Count::Fixed(self.kv_heads),
+                Count::Fixed(queries.div_ceil(16)),
             ],
             block: 128,
             shared: self.shared(),
@@ -133,9 +134,9 @@ impl AttentionFew {
             defines: self.defines(),
             symbol: "attention_join",
             grid: [
-                Extent::Fixed((self.q_heads * self.d).div_ceil(128)),
-                Extent::Rows { per: 1, times: 1 },
-                Extent::Fixed(1),
+                Count::Fixed((self.q_heads * self.d).div_ceil(128)),
+                Count::Rows { per: 1, times: 1 },
+                Count::Fixed(1),
             ],
             block: 128,
             shared: 0,

@@ -1,7 +1,8 @@
 //! Attention of many rows over the filled part of a ring of keys and values, on the tensor cores.
 
 use crate::contract::{args, source};
-use crate::{Amount, Arch, Extent, Kernel, Unsupported};
+use crate::{Amount, Arch, Kernel, Unsupported};
+use gemma4_format::plan::Count;
 
 /// Grouped-query attention of the rows of a call, whose keys and values are already in the ring.
 ///
@@ -137,9 +138,9 @@ impl AttentionPrefill {
             defines,
             symbol: "attention_prefill",
             grid: [
-                Extent::Fixed(self.q_heads),
-                Extent::Rows { per: queries, times: 1 },
-                Extent::Fixed(1),
+                Count::Fixed(self.q_heads),
+                Count::Rows { per: queries, times: 1 },
+                Count::Fixed(1),
             ],
             block,
             shared,

@@ -1,5 +1,6 @@
 //! What a kernel promises to whoever launches it.
 
+use gemma4_format::plan::Count;
 use thiserror::Error;
 
 /// A CUDA C++ source file of this crate.
@@ -29,7 +30,7 @@ pub struct Kernel {
     /// Function to launch; one instantiated source may have several.
     pub symbol: &'static str,
     /// Blocks in x, y and z.
-    pub grid: [Extent; 3],
+    pub grid: [Count; 3],
     /// Threads of a block.
     pub block: u32,
     /// Dynamic shared memory of a block, bytes.
@@ -43,49 +44,6 @@ pub struct Kernel {
     pub bytes: Amount,
     /// Multiplications and additions of a launch.
     pub operations: Amount,
-}
-
-/// A number of blocks, resolved when a program is loaded (`S`, SMs) or called (`T`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Known at export.
-    Fixed(u32),
-    /// `ceil(T / per) * times`.
-    Rows {
-        /// Rows that share a block.
-        per: u32,
-        /// Blocks for each such set of rows.
-        times: u32,
-    },
-    /// `ceil(S / per) * times`.
-    Context {
-        /// Positions that share a block.
-        per: u32,
-        /// Blocks for each such set of positions.
-        times: u32,
-    },
-    /// `clamp(SMs * times / share, 1, limit)`: a persistent grid.
-    Sms {
-        /// Blocks per streaming multiprocessor.
-        times: u32,
-        /// Parts into which another grid dimension divides the device.
-        share: u32,
-        /// Blocks that have work.
-        limit: u32,
-    },
-}
-
-impl Extent {
-    /// The number of blocks for a call of `rows` rows with `context` positions on `sms`
-    /// multiprocessors.
-    pub fn resolve(self, rows: u32, context: u32, sms: u32) -> u32 {
-        match self {
-            Extent::Fixed(n) => n,
-            Extent::Rows { per, times } => rows.div_ceil(per) * times,
-            Extent::Context { per, times } => context.div_ceil(per) * times,
-            Extent::Sms { times, share, limit } => (sms * times / share).clamp(1, limit),
-        }
-    }
 }
 
 /// An argument of a kernel.

@@ -1,11 +1,12 @@
 //! What stands between the products of a layer: norms, rotary embedding, activation, embedding.
 
 use gemma4_format::DType;
+use gemma4_format::plan::Count;
 
 use crate::activations::Output;
 use crate::contract::{args, source};
 use crate::packed::{Packed, type_code};
-use crate::{Amount, Extent, Kernel, Unsupported};
+use crate::{Amount, Kernel, Unsupported};
 
 /// Adds a product's partial sums to the residual stream and norms the result for the next product.
 ///
@@ -54,7 +55,7 @@ impl AddNorm {
             source: source!("add_norm.cu"),
             defines,
             symbol: "add_norm",
-            grid: [Extent::Rows { per: 1, times: 1 }, Extent::Fixed(1), Extent::Fixed(1)],
+            grid: [Count::Rows { per: 1, times: 1 }, Count::Fixed(1), Count::Fixed(1)],
             block: threads,
             shared: 0,
             args: args![
@@ -124,9 +125,9 @@ impl Rope {
             ],
             symbol: "rope",
             grid: [
-                Extent::Fixed(heads.div_ceil(4)),
-                Extent::Rows { per: 1, times: 1 },
-                Extent::Fixed(1),
+                Count::Fixed(heads.div_ceil(4)),
+                Count::Rows { per: 1, times: 1 },
+                Count::Fixed(1),
             ],
             block: 128,
             shared: 0,
@@ -175,9 +176,9 @@ impl Geglu {
             defines,
             symbol: "geglu",
             grid: [
-                Extent::Fixed(self.width.div_ceil(512)),
-                Extent::Rows { per: 1, times: 1 },
-                Extent::Fixed(1),
+                Count::Fixed(self.width.div_ceil(512)),
+                Count::Rows { per: 1, times: 1 },
+                Count::Fixed(1),
             ],
             block: 128,
             shared: 0,
@@ -212,9 +213,9 @@ impl Embed {
             defines,
             symbol: "embed",
             grid: [
-                Extent::Rows { per: 1, times: 1 },
-                Extent::Fixed(self.weight.k.div_ceil(256)),
-                Extent::Fixed(1),
+                Count::Rows { per: 1, times: 1 },
+                Count::Fixed(self.weight.k.div_ceil(256)),
+                Count::Fixed(1),
             ],
             block: 256,
             shared: 0,
@@ -245,7 +246,7 @@ impl Randomize {
             source: source!("randomize.cu"),
             defines,
             symbol: "randomize",
-            grid: [Extent::Fixed(units.div_ceil(8)), Extent::Fixed(1), Extent::Fixed(1)],
+            grid: [Count::Fixed(units.div_ceil(8)), Count::Fixed(1), Count::Fixed(1)],
             block: 256,
             shared: 0,
             args: args![Write packed, U32 seed, F32 spread],

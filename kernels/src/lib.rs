@@ -19,7 +19,6 @@
 //! - a window of `W` keeps keys with `0 <= q - k < W`.
 
 pub mod compile;
-pub mod session;
 
 mod activations;
 mod arch;
@@ -30,12 +29,13 @@ mod layer;
 mod linear_few;
 mod linear_many;
 mod packed;
+mod session;
 
 pub use activations::{Output, Split};
 pub use arch::Arch;
 pub use attention_few::AttentionFew;
 pub use attention_prefill::{AttentionPrefill, Tiling};
-pub use contract::{Amount, Arg, ArgKind, Extent, Kernel, Source, Unsupported};
+pub use contract::{Amount, Arg, ArgKind, Kernel, Source, Unsupported};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
 pub use linear_few::{Epilogue, LinearFew, Ring};
 pub use linear_many::{

@@ -3,7 +3,8 @@
 use crate::activations::Split;
 use crate::contract::{args, source};
 use crate::packed::{Codes, Packed};
-use crate::{Amount, Arch, Extent, Kernel, Unsupported};
+use crate::{Amount, Arch, Kernel, Unsupported};
+use gemma4_format::plan::Count;
 
 /// What happens to the sums of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,13 +227,13 @@ impl LinearFew {
             defines,
             symbol: "linear_few",
             grid: [
-                Extent::Sms {
+                Count::Multiprocessors {
                     times: if self.ring.is_some() || self.rows == 8 { 1 } else { 2 },
                     share: self.splits,
                     limit: self.weight.tiles().div_ceil(self.warps),
                 },
-                Extent::Fixed(self.splits),
-                Extent::Fixed(1),
+                Count::Fixed(self.splits),
+                Count::Fixed(1),
             ],
             block: self.warps * 32,
             shared: self.shared(),

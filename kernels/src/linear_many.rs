@@ -5,7 +5,8 @@
 
 use crate::contract::{args, source};
 use crate::packed::{Codes, Packed};
-use crate::{Amount, Arch, Extent, Kernel, Unsupported};
+use crate::{Amount, Arch, Kernel, Unsupported};
+use gemma4_format::plan::Count;
 
 /// Columns of a panel.
 pub const PANEL_COLUMNS: u32 = 64;
@@ -51,9 +52,9 @@ impl ToPanels {
             defines: vec![("K", self.k.to_string())],
             symbol: "to_panels",
             grid: [
-                Extent::Fixed(threads.div_ceil(32)),
-                Extent::Rows { per: 8, times: 1 },
-                Extent::Fixed(1),
+                Count::Fixed(threads.div_ceil(32)),
+                Count::Rows { per: 8, times: 1 },
+                Count::Fixed(1),
             ],
             block: 256,
             shared: 0,
@@ -164,9 +165,9 @@ impl LinearMany {
             defines.push(("CLUSTER", CLUSTER.to_string()));
             source = source!("linear_many_sm90.cu");
             grid = [
-                Extent::Fixed(CLUSTER),
-                Extent::Sms { times: 1, share: CLUSTER, limit: u32::MAX },
-                Extent::Fixed(1),
+                Count::Fixed(CLUSTER),
+                Count::Multiprocessors { times: 1, share: CLUSTER, limit: u32::MAX },
+                Count::Fixed(1),
             ];
             block = 384;
             shared = (RING_BYTES / stage).min(8) * stage + STAGING_BYTES;
@@ -175,8 +176,8 @@ impl LinearMany {
             ];
         } else {
             source = source!("linear_many.cu");
-            let tokens = Extent::Rows { per: self.tokens, times: 1 };
-            grid = [tokens, Extent::Fixed(features), Extent::Fixed(1)];
+            let tokens = Count::Rows { per: self.tokens, times: 1 };
+            grid = [tokens, Count::Fixed(features), Count::Fixed(1)];
             block = 256;
             shared = 3 * stage;
             args = args![Write y, Read x, Read weight, U32 rows, U32 panel_rows];

@@ -1,9 +1,10 @@
 //! The packed layout of a weight on the device (`cu/packed.cuh`) and the kernel that writes it.
 
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
+use gemma4_format::plan::Count;
 
 use crate::contract::{args, source};
-use crate::{Amount, Extent, Kernel, Unsupported};
+use crate::{Amount, Kernel, Unsupported};
 
 /// Rows of a tile: packed rows are padded to a multiple of it, and matrices that share a packed
 /// weight begin at one.
@@ -259,7 +260,7 @@ impl Pack {
             source: source!("pack.cu"),
             defines,
             symbol: "pack",
-            grid: [Extent::Fixed(units.div_ceil(8)), Extent::Fixed(1), Extent::Fixed(1)],
+            grid: [Count::Fixed(units.div_ceil(8)), Count::Fixed(1), Count::Fixed(1)],
             block: 256,
             shared: 0,
             args: args![

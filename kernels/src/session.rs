@@ -4,38 +4,8 @@
 //! table of device addresses, so that one captured graph serves every session.
 
 use crate::contract::{args, source};
-use crate::{Amount, Extent, Kernel, Unsupported};
-
-/// Indices of the 32-bit words of a session's state.
-pub mod state {
-    /// Last token, the input of the next decode step.
-    pub const TOKEN: usize = 0;
-    /// Index of the next call's first row.
-    pub const POSITION: usize = 1;
-    /// [`RUNNING`], [`STOP_TOKEN`] or [`OUT_OF_POSITIONS`]; unless running, steps change nothing.
-    pub const STOPPED: usize = 2;
-    /// Tokens sampled so far.
-    pub const STEP: usize = 3;
-    /// Seed of the random numbers, two words.
-    pub const SEED: usize = 4;
-    /// float32; 0 takes the largest logit.
-    pub const TEMPERATURE: usize = 6;
-    /// Logits that are kept; 0 keeps all.
-    pub const TOP_K: usize = 7;
-    /// float32; probability that the kept tokens reach.
-    pub const TOP_P: usize = 8;
-    /// Positions that the buffers hold.
-    pub const LIMIT: usize = 9;
-    /// Words of a state.
-    pub const WORDS: usize = 16;
-
-    /// Steps sample.
-    pub const RUNNING: u32 = 0;
-    /// The last token is a stop token.
-    pub const STOP_TOKEN: u32 = 1;
-    /// The next position lies beyond the buffers.
-    pub const OUT_OF_POSITIONS: u32 = 2;
-}
+use crate::{Amount, Kernel, Unsupported};
+use gemma4_format::plan::Count;
 
 /// Samples the next token and steps the state.
 ///
@@ -73,7 +43,7 @@ impl Sample {
             source: source!("sample.cu"),
             defines: vec![("VOCABULARY", self.vocabulary.to_string())],
             symbol,
-            grid: [Extent::Fixed(grid), Extent::Fixed(1), Extent::Fixed(1)],
+            grid: [Count::Fixed(grid), Count::Fixed(1), Count::Fixed(1)],
             block,
             shared: 0,
             args,

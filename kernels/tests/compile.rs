@@ -1,14 +1,15 @@
 //! The compiler and the reader of its output, on the smallest kernel there is.
 #![allow(clippy::print_stdout, reason = "says which tests were not run")]
 
-use gemma4_kernels::{Amount, Arch, Extent, Kernel, Source, compile::Nvrtc};
+use gemma4_format::plan::Count;
+use gemma4_kernels::{Amount, Arch, Kernel, Source, compile::Nvrtc};
 
 fn tiny(text: &'static str) -> Kernel {
     Kernel {
         source: Source { name: "tiny.cu", text },
         defines: vec![("N", "3".to_owned())],
         symbol: "tiny",
-        grid: [Extent::Fixed(1); 3],
+        grid: [Count::Fixed(1); 3],
         block: 32,
         shared: 0,
         args: vec![],

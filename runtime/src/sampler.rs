@@ -72,9 +72,12 @@ pub fn philox(mut key: [u32; 2], mut counter: [u32; 4]) -> [u32; 4] {
     counter
 }
 
-/// The uniform number, in the open interval (0, 1), with which the token at `position` is drawn.
+/// The uniform number, in the open interval (0, 1), with which the token at `position` is drawn:
+/// the first two words of a block, the second one above the first, of which a double holds 52 bits.
 pub fn uniform(seed: [u32; 2], position: u32) -> f64 {
-    (f64::from(philox(seed, [position, 0, 0, 0])[0]) + 0.5) / f64::from(2u32).powi(32)
+    let [low, high, ..] = philox(seed, [position, 0, 0, 0]);
+    let bits = u64::from(high) << 20 | u64::from(low >> 12);
+    (bits as f64 + 0.5) / (1u64 << 52) as f64
 }
 
 /// Index of the largest logit, the lowest among equals. NaN is never chosen.
@@ -120,6 +123,7 @@ pub fn sample(logits: &[f32], position: u32, sampling: &Sampling) -> u32 {
     if sampling.top_p < 1.0 {
         top_p(&mut candidates, f64::from(sampling.top_p));
     }
+    candidates.sort_unstable_by_key(|candidate| candidate.id);
     let total: f64 = candidates.iter().map(|c| c.weight).sum();
     let mut left = uniform(sampling.seed_words(), position) * total;
     for candidate in &candidates {

@@ -15,6 +15,7 @@ use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::source::ModelSource;
 use gemma4_exporter::{Error, Result, tiny};
+use gemma4_runtime::cli;
 
 /// Export a Gemma 4 checkpoint: what to compute goes to model.pte, the weights to model.ptd.
 ///
@@ -67,14 +68,14 @@ enum Backend {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct Input {
-    /// A bundle made by gemma4-quantize
+    /// A bundle made by gemma4-quantize, or by ExecuTorch's script for Gemma 4 (torchao)
     #[arg(long, value_name = "DIR")]
     prequantized: Option<PathBuf>,
     /// A Hugging Face checkpoint: config.json and model*.safetensors
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
-    /// A GGUF file of llama.cpp, or any part of a split one. Its numbers are kept exactly; config,
-    /// tokenizer and chat template come from it, too
+    /// A GGUF file of llama.cpp, or any part of a split one: numbers, config, tokenizer and chat
+    /// template are the file's
     #[arg(long, value_name = "FILE")]
     gguf: Option<PathBuf>,
     /// A config.json: export a program of random weights, without data, for gemma4-bench
@@ -99,7 +100,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            cli::say(&format!("error: {}\n", cli::sentence(&error)));
             ExitCode::from(error.downcast_ref().map_or(1, Error::exit_code))
         }
     }
@@ -125,17 +126,17 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
     if let Some(config) = &arguments.input.random {
         let path = export_without_data(&read_text(config)?, &options, output_dir, &monitor)?;
-        eprintln!("wrote {}", path.display());
+        cli::say(&format!("wrote {}\n", path.display()));
         return Ok(());
     }
     let source = open(&arguments.input)?;
     let exported = export(source.as_ref(), &options, output_dir, &monitor)?;
-    eprintln!(
-        "wrote {} and {} ({:.1} MB)",
+    cli::say(&format!(
+        "wrote {} and {} ({:.1} MB)\n",
         exported.program.display(),
         exported.data.display(),
         exported.bytes as f64 / 1e6
-    );
+    ));
     Ok(())
 }
 
@@ -152,18 +153,17 @@ fn targets(arguments: &Arguments) -> Result<Vec<Target>> {
 }
 
 fn open(input: &Input) -> Result<Box<dyn ModelSource>> {
-    let (dir, wanted, other) = match (&input.prequantized, &input.model_dir, &input.gguf) {
-        (Some(dir), ..) => (dir, Layout::Bundle, "--model-dir"),
-        (None, Some(dir), _) => (dir, Layout::HuggingFace, "--prequantized"),
+    let (dir, flag, other) = match (&input.prequantized, &input.model_dir, &input.gguf) {
+        (Some(dir), ..) => (dir, "--prequantized", "--model-dir"),
+        (None, Some(dir), _) => (dir, "--model-dir", "--prequantized"),
         (None, None, Some(file)) => return Ok(Box::new(Gguf::open(file)?)),
-        (None, None, None) => unreachable!("the other inputs are none to open"),
+        (None, None, None) => unreachable!("the other inputs hold no weights"),
     };
     let checkpoint = Checkpoint::open(dir)?;
-    if checkpoint.layout() != wanted {
-        return Err(Error::Flag {
-            flag: if wanted == Layout::Bundle { "--prequantized" } else { "--model-dir" },
-            why: format!("`{}` is of the other kind; use {other}", dir.display()),
-        });
+    let quantized = checkpoint.layout() != Layout::HuggingFace;
+    if quantized != input.prequantized.is_some() {
+        let why = format!("`{}` is of the other kind; use {other}", dir.display());
+        return Err(Error::Flag { flag, why });
     }
     Ok(Box::new(checkpoint))
 }

@@ -9,6 +9,7 @@ use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::model::Config;
 use gemma4_exporter::output::{Interrupt, Monitor, Pending, persist_all};
 use gemma4_exporter::quantize::{Existing, Recipe, json, table, write_bundle};
+use gemma4_runtime::cli;
 
 /// Quantize a Gemma 4 checkpoint
 ///
@@ -30,6 +31,13 @@ struct Arguments {
     ///
     /// `default`: projections in INT4, groups of 32, with a bf16 scale and a 4-bit zero point
     /// (4.625 bits per weight); embedding and head in INT8, one scale a row; norms as they are.
+    ///
+    /// `hqq`: projections in INT4 with fractional zero points that a search has placed (5 bits per
+    /// weight); everything else as it is.
+    ///
+    /// `torchao-default`, `torchao-sensitive`: what ExecuTorch's script makes of the same names; a
+    /// head of its own in INT4, and in the second HQQ, with v_proj and down_proj of the first and
+    /// the last quarter of the layers in INT8.
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = Recipe::named)]
     recipe: Recipe,
 
@@ -63,7 +71,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            cli::say(&format!("error: {}\n", cli::sentence(&error)));
             let code = error.downcast_ref().map_or(1, gemma4_exporter::Error::exit_code);
             ExitCode::from(code)
         }
@@ -90,6 +98,6 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         report.write_at(json(&recipe.name, &weights).as_bytes(), 0)?;
         persist_all([report])?;
     }
-    eprint!("{}", table(&weights));
+    cli::say(&table(&weights));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gemma4_format::ptd::MAX_HEADER;
 use safetensors::Dtype;
@@ -18,7 +18,8 @@ use crate::{Error, Result};
 pub(super) struct Shard {
     /// Name within the checkpoint's directory.
     pub(super) name: String,
-    pub(super) file: File,
+    path: PathBuf,
+    file: File,
     /// Under the names of the file.
     pub(super) tensors: BTreeMap<String, Tensor>,
     pub(super) metadata: BTreeMap<String, String>,
@@ -51,7 +52,12 @@ impl Shard {
         let (tensors, metadata) =
             parse(name, &header, length).map_err(|refusal| refusal.at(dir))?;
         let digest = blake3::hash(&header);
-        Ok(Self { name: name.to_owned(), file, tensors, metadata, digest })
+        Ok(Self { name: name.to_owned(), path, file, tensors, metadata, digest })
+    }
+
+    /// Reads the bytes of the file from `offset` on.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, offset).map_err(Error::io("read", &self.path))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads a checkpoint: a Hugging Face directory, or a bundle of `gemma4-quantize`.
+//! Reads a checkpoint: a Hugging Face directory, a bundle of `gemma4-quantize`, or one of torchao.
 //!
 //! Opening reads the headers of all weight files and checks that the checkpoint is whole and of
 //! a kind that can be used; a [`Refusal`] says what is wrong and what to do. Weights are then
@@ -15,6 +15,7 @@ mod read;
 mod refusal;
 mod table;
 mod text;
+mod torchao;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -59,6 +60,8 @@ pub enum Layout {
     HuggingFace,
     /// Written by `gemma4-quantize`: canonical names, in the layout of a `.ptd`.
     Bundle,
+    /// Written by ExecuTorch's script for Gemma 4: torchao's quantized tensors, taken apart.
+    Torchao,
 }
 
 impl Layout {
@@ -67,6 +70,7 @@ impl Layout {
         match self {
             Layout::HuggingFace => "huggingface",
             Layout::Bundle => "gemma4-quantize",
+            Layout::Torchao => "torchao",
         }
     }
 }
@@ -111,13 +115,13 @@ impl Checkpoint {
             weights.files.iter().map(|file| Shard::open(dir, file)).collect::<Result<_>>()?;
         let layout = table::layout(&shards).map_err(refuse)?;
         table::check_index(&shards, &weights.index).map_err(refuse)?;
-        let table = Table::new(&shards, layout).map_err(refuse)?;
+        let table = Table::new(dir, &shards, layout)?;
         if let Some(method) = admission::quantization(&config_json) {
             table.refuse_integers(&shards, &method).map_err(refuse)?;
         }
 
         let provenance = match layout {
-            Layout::HuggingFace => None,
+            Layout::HuggingFace | Layout::Torchao => None,
             Layout::Bundle => match text::read(dir, PROVENANCE)? {
                 Some(json) => Some(text::parse(dir, PROVENANCE, &json)?),
                 None => None,
@@ -155,7 +159,7 @@ impl Checkpoint {
         self.generation_config.as_deref()
     }
 
-    /// How the bundle was made; `None` for other checkpoints.
+    /// How the bundle of `gemma4-quantize` was made; `None` for other checkpoints.
     pub fn provenance(&self) -> Option<&Provenance> {
         self.provenance.as_ref()
     }

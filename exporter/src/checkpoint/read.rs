@@ -1,18 +1,19 @@
 //! Reading the numbers of a weight, a piece at a time.
 
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use gemma4_format::Encoding;
 use gemma4_format::encoding::{QuantizedBytes, decode_row};
 
 use super::Checkpoint;
-use crate::{Error, Result};
+use super::header::Shard;
+use super::table::Form;
+use crate::Result;
 
 impl Checkpoint {
-    /// Reads bytes `offset .. offset + out.len()` of part `part` of a weight, as it is stored.
+    /// Reads bytes `offset .. offset + out.len()` of part `part` of a weight.
     ///
-    /// Parts are those of [`Encoding::parts`].
+    /// Parts are those of [`Encoding::parts`], whatever the layout of the checkpoint.
     ///
     /// # Errors
     /// As [`Checkpoint::weight`], or of the file system.
@@ -20,13 +21,24 @@ impl Checkpoint {
     /// # Panics
     /// If the weight has no such part, or the range lies outside it.
     pub fn read_part(&self, name: &str, part: usize, offset: u64, out: &mut [u8]) -> Result<()> {
-        let place = self.entry(name)?.1[part];
+        let (weight, places) = self.entry(name)?;
+        let place = places[part];
         assert!(offset + out.len() as u64 <= place.length, "range within the part");
         let shard = &self.shards[place.shard];
-        shard
-            .file
-            .read_exact_at(out, place.start + offset)
-            .map_err(Error::io("read", self.dir.join(&shard.name)))
+        match place.form {
+            Form::Same => shard.read(place.start + offset, out),
+            Form::Signed => {
+                shard.read(place.start + offset, out)?;
+                // Adds 128, modulo 256.
+                out.iter_mut().for_each(|byte| *byte ^= 0x80);
+                Ok(())
+            }
+            Form::Transposed => {
+                let part = &weight.encoding.parts(name, &weight.dims)?[part];
+                let (rows, columns, size) = (part.dims[0], part.dims[1], part.dtype.size());
+                Transposed { shard, start: place.start, rows, columns, size }.read(offset, out)
+            }
+        }
     }
 
     /// Reads rows of a weight as float32, decoding quantized ones: `rows.len() · K` numbers, `K`
@@ -67,5 +79,38 @@ impl Checkpoint {
             }
         }
         Ok(values)
+    }
+}
+
+/// A matrix `[rows, columns]` that a file holds as `[columns, rows]`.
+struct Transposed<'a> {
+    shard: &'a Shard,
+    /// Where it begins in the file.
+    start: u64,
+    rows: u64,
+    columns: u64,
+    /// Bytes of an element.
+    size: u64,
+}
+
+impl Transposed<'_> {
+    /// Reads bytes `offset ..` of the matrix. Memory is that of the rows which they touch.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let size = self.size as usize;
+        let stride = self.columns * self.size;
+        let first = offset / stride;
+        let end = (offset + out.len() as u64).div_ceil(stride);
+        let mut rows = vec![0; ((end - first) * stride) as usize];
+        let mut column = vec![0; ((end - first) * self.size) as usize];
+        for at in 0..self.columns {
+            self.shard.read(self.start + (at * self.rows + first) * self.size, &mut column)?;
+            let places = rows.chunks_exact_mut(stride as usize);
+            for (row, element) in places.zip(column.chunks_exact(size)) {
+                row[at as usize * size..][..size].copy_from_slice(element);
+            }
+        }
+        let skipped = (offset - first * stride) as usize;
+        out.copy_from_slice(&rows[skipped..][..out.len()]);
+        Ok(())
     }
 }

@@ -84,14 +84,16 @@ pub enum Refusal {
         /// Its element type.
         dtype: String,
     },
-    /// A bundle written by torchao.
+    /// A weight in a bundle of torchao that no encoding here holds.
     #[error(
-        "is a torchao bundle (`{file}` has the metadata key `tensor_names`), which is not supported \
-         yet; quantize the bf16 checkpoint with gemma4-quantize instead"
+        "is a torchao bundle whose weight `{tensor}` {why}, which is not supported; quantize the \
+         bf16 checkpoint with gemma4-quantize instead"
     )]
     Torchao {
-        /// The file that says so.
-        file: String,
+        /// Name of the weight.
+        tensor: String,
+        /// What it has or is.
+        why: String,
     },
     /// A bundle of a layout that this build does not know.
     #[error(

@@ -1,15 +1,17 @@
 //! The table of a checkpoint's weights: canonical name to type, shape and place.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use gemma4_format::ptd::{Description, LAYOUT, LAYOUT_KEY};
 use gemma4_format::{DType, Encoding};
 use safetensors::Dtype;
 
 use super::header::{Shard, Tensor};
-use super::{Layout, Refusal, SourceWeight, names};
+use super::{Layout, Refusal, SourceWeight, names, torchao};
+use crate::Result;
 
-/// Where one stored tensor of a weight lies.
+/// Where one part of a weight lies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Index of the file.
@@ -18,7 +20,30 @@ pub(super) struct Place {
     pub(super) start: u64,
     /// Bytes.
     pub(super) length: u64,
+    /// What lies there.
+    pub(super) form: Form,
 }
+
+impl Place {
+    /// Of a whole tensor.
+    pub(super) fn new(shard: usize, tensor: &Tensor, form: Form) -> Self {
+        Self { shard, start: tensor.start, length: tensor.length, form }
+    }
+}
+
+/// How a part of a weight is written in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As [`Encoding::parts`] describes it.
+    Same,
+    /// As signed bytes, which are 128 less.
+    Signed,
+    /// As `[columns, rows]` instead of `[rows, columns]`.
+    Transposed,
+}
+
+/// Tensors under canonical names, each with the index of its file.
+pub(super) type Found<'a> = BTreeMap<String, (usize, &'a Tensor)>;
 
 /// A weight, or a tensor that can't be one.
 #[derive(Debug)]
@@ -39,14 +64,16 @@ pub(super) struct Table {
 pub(super) fn layout(shards: &[Shard]) -> Result<Layout, Refusal> {
     let mut layout = Layout::HuggingFace;
     for shard in shards {
-        let file = || shard.name.clone();
-        if shard.metadata.contains_key("tensor_names") {
-            return Err(Refusal::Torchao { file: file() });
+        if shard.metadata.contains_key(torchao::NAMES_KEY) {
+            return Ok(Layout::Torchao);
         }
         match shard.metadata.get(LAYOUT_KEY) {
             None => {}
             Some(found) if found == LAYOUT => layout = Layout::Bundle,
-            Some(found) => return Err(Refusal::Layout { file: file(), found: found.clone() }),
+            Some(found) => {
+                let (file, found) = (shard.name.clone(), found.clone());
+                return Err(Refusal::Layout { file, found });
+            }
         }
     }
     Ok(layout)
@@ -73,34 +100,21 @@ pub(super) fn check_index(
 }
 
 impl Table {
-    pub(super) fn new(shards: &[Shard], layout: Layout) -> Result<Self, Refusal> {
-        let mut found: BTreeMap<String, (usize, &Tensor)> = BTreeMap::new();
-        for (at, shard) in shards.iter().enumerate() {
-            for (name, tensor) in &shard.tensors {
-                let canonical = match layout {
-                    Layout::HuggingFace if names::is_tower(name) => continue,
-                    Layout::HuggingFace => names::canonical(name),
-                    Layout::Bundle if name.starts_with("__pad.") => continue,
-                    Layout::Bundle => name,
-                };
-                if let Some((first, _)) = found.insert(canonical.to_owned(), (at, tensor)) {
-                    return Err(Refusal::Duplicate {
-                        tensor: canonical.to_owned(),
-                        first: shards[first].name.clone(),
-                        second: shard.name.clone(),
-                    });
-                }
-            }
-        }
+    /// The weights of the checkpoint in `dir`, whose files are `shards`.
+    pub(super) fn new(dir: &Path, shards: &[Shard], layout: Layout) -> Result<Self> {
+        let mut found = find(shards, layout).map_err(|refusal| refusal.at(dir))?;
         let mut entries = BTreeMap::new();
-        if layout == Layout::Bundle {
-            take_quantized(shards, &mut found, &mut entries)?;
+        match layout {
+            Layout::HuggingFace => {}
+            Layout::Bundle => take_quantized(shards, &mut found, &mut entries)
+                .map_err(|refusal| refusal.at(dir))?,
+            Layout::Torchao => torchao::take_quantized(dir, shards, &mut found, &mut entries)?,
         }
         for (name, (shard, tensor)) in found {
             let entry = dense(&name, shard, tensor);
             if entries.insert(name.clone(), entry).is_some() {
                 let why = "a dense tensor has its name".to_owned();
-                return Err(Refusal::Description { tensor: name, why });
+                return Err(Refusal::Description { tensor: name, why }.at(dir));
             }
         }
         Ok(Self { entries })
@@ -122,13 +136,36 @@ impl Table {
     }
 }
 
+/// The tensors of all files, less those that are no weights of the language model.
+fn find(shards: &[Shard], layout: Layout) -> Result<Found<'_>, Refusal> {
+    let mut found = Found::new();
+    for (at, shard) in shards.iter().enumerate() {
+        for (name, tensor) in &shard.tensors {
+            let canonical = match layout {
+                Layout::Bundle if name.starts_with("__pad.") => continue,
+                Layout::Bundle => name,
+                Layout::HuggingFace | Layout::Torchao if names::is_tower(name) => continue,
+                Layout::HuggingFace | Layout::Torchao => names::canonical(name),
+            };
+            if let Some((first, _)) = found.insert(canonical.to_owned(), (at, tensor)) {
+                return Err(Refusal::Duplicate {
+                    tensor: canonical.to_owned(),
+                    first: shards[first].name.clone(),
+                    second: shard.name.clone(),
+                });
+            }
+        }
+    }
+    Ok(found)
+}
+
 fn dense(name: &str, shard: usize, tensor: &Tensor) -> Entry {
     let dims: Option<Vec<u32>> = tensor.shape.iter().map(|d| u32::try_from(*d).ok()).collect();
     let encoding = DType::from_safetensors(tensor.dtype).map(Encoding::Dense);
     if let (Some(dims), Some(encoding)) = (dims, encoding)
         && encoding.parts(name, &dims).is_ok()
     {
-        let place = Place { shard, start: tensor.start, length: tensor.length };
+        let place = Place::new(shard, tensor, Form::Same);
         return Entry::Usable(SourceWeight { dims, encoding }, vec![place]);
     }
     Entry::Unusable { dtype: tensor.dtype, shape: tensor.shape.clone(), shard }
@@ -137,7 +174,7 @@ fn dense(name: &str, shard: usize, tensor: &Tensor) -> Entry {
 /// Moves the tensors of the quantized weights, which the metadata describe, from `found`.
 fn take_quantized(
     shards: &[Shard],
-    found: &mut BTreeMap<String, (usize, &Tensor)>,
+    found: &mut Found<'_>,
     entries: &mut BTreeMap<String, Entry>,
 ) -> Result<(), Refusal> {
     let mut taken = BTreeSet::new();
@@ -159,7 +196,7 @@ fn take_quantized(
                 let (dtype, dims) = (part.dtype.name(), &part.dims);
                 return Err(wrong(format!("tensor `{}` is not {dtype}{dims:?}", part.tensor)));
             }
-            places.push(Place { shard, start: tensor.start, length: tensor.length });
+            places.push(Place::new(shard, tensor, Form::Same));
             if !taken.insert(part.tensor.clone()) {
                 return Err(wrong(format!("tensor `{}` belongs to two weights", part.tensor)));
             }

@@ -2,7 +2,6 @@
 
 use gemma4_format::BufferId;
 use gemma4_format::plan::{Argument, Count, Launch, Place, table};
-use gemma4_kernels::Extent;
 
 use super::scratch::{Slot, Slots};
 
@@ -46,15 +45,6 @@ pub(super) fn in_table(buffer: BufferId) -> Operand {
 
 pub(super) fn ring(buffer: BufferId) -> Operand {
     Operand::Fixed(Argument::BufferRows(buffer))
-}
-
-pub(super) fn count(extent: Extent) -> Count {
-    match extent {
-        Extent::Fixed(n) => Count::Fixed(n),
-        Extent::Rows { per, times } => Count::Rows { per, times },
-        Extent::Context { per, times } => Count::Context { per, times },
-        Extent::Sms { times, share, limit } => Count::Multiprocessors { times, share, limit },
-    }
 }
 
 impl Draft {

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 
 use gemma4_format::plan::{
-    Argument, Launch, Lowered, Pack as PackStep, Packed as PackedWeight, Place, table,
+    Argument, Count, Launch, Lowered, Pack as PackStep, Packed as PackedWeight, Place, table,
 };
 use gemma4_format::{Program, WeightId};
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, AttentionPrefill, Embed, Epilogue, Extent, Geglu, Kernel,
-    LinearFew, LinearMany, ManyOutput, Output, Packed, Randomize, Rope, Sample, panel_elements,
+    AddNorm, Arch, AttentionFew, AttentionPrefill, Embed, Epilogue, Geglu, Kernel, LinearFew,
+    LinearMany, ManyOutput, Output, Packed, Randomize, Rope, Sample, panel_elements,
 };
 
 use super::Result;
 use super::draft::{
-    Draft, LOGITS, NULL, Operand, ROWS, STATE, TABLE, count, in_table, number, packed, real, ring,
+    Draft, LOGITS, NULL, Operand, ROWS, STATE, TABLE, in_table, number, packed, real, ring,
 };
 use super::scratch::Slot;
 use super::stages::{Attention, Layer, Stages};
@@ -139,7 +139,7 @@ impl<'a> Builder<'a> {
     fn pack(&mut self, packing: Packing) -> Matrix {
         let Packing { packed, steps } = packing;
         let randomize = Randomize { weight: packed }.kernel();
-        let Extent::Fixed(randomize_blocks) = randomize.grid[0] else {
+        let Count::Fixed(randomize_blocks) = randomize.grid[0] else {
             unreachable!("the grid of `randomize` depends on the weight alone");
         };
         let id = self.schedule.packed.len() as u32;
@@ -181,7 +181,7 @@ impl<'a> Builder<'a> {
     fn launch(&mut self, draft: &mut Draft, kernel: &Kernel, operands: Vec<Operand>) {
         debug_assert_eq!(operands.len(), kernel.args.len(), "{}", kernel.symbol);
         let index = self.kernel(kernel);
-        draft.add(index, kernel.grid.map(count), operands);
+        draft.add(index, kernel.grid, operands);
     }
 
     fn hidden(&self) -> u32 {
@@ -358,7 +358,7 @@ impl<'a> Builder<'a> {
             weight: vector_type(self.program, stages.norm)?,
         };
         let mut kernel = norm.kernel()?;
-        kernel.grid = [Extent::Fixed(1); 3];
+        kernel.grid = [Count::Fixed(1); 3];
         let weight = self.vector(stages.norm);
         let row = Operand::LastRow(x, u64::from(h) * 4);
         let operands =

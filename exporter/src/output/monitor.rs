@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use gemma4_runtime::cli;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{Error, Result};
@@ -74,7 +75,7 @@ impl Monitor {
     /// The weight that comes next.
     pub fn weight(&self, name: &str, encoding: &str) {
         if self.verbose {
-            eprintln!("{name}: {encoding}");
+            cli::say(&format!("{name}: {encoding}\n"));
         }
         self.bar.set_message(name.to_owned());
     }

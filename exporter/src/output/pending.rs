@@ -18,8 +18,22 @@ pub struct Pending {
 
 impl Pending {
     /// Creates the file that is to become `target`, and the directories above it.
+    ///
+    /// # Errors
+    /// [`Error::OutputNotFile`] if `target` is there and no regular file: renaming would replace
+    /// even a device or a link.
     pub fn create(target: impl Into<PathBuf>) -> Result<Self> {
         let target = target.into();
+        if let Ok(found) = fs::symlink_metadata(&target)
+            && !found.is_file()
+        {
+            let what = match found.file_type() {
+                kind if kind.is_dir() => "a directory",
+                kind if kind.is_symlink() => "a symbolic link",
+                _ => "a device or pipe",
+            };
+            return Err(Error::OutputNotFile { path: target, what });
+        }
         let dir = parent(&target);
         fs::create_dir_all(dir).map_err(Error::io("create directory", dir))?;
         let temporary = tempfile::Builder::new()

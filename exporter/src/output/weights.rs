@@ -8,7 +8,9 @@ use gemma4_format::{DType, Digest, Encoding};
 use rayon::prelude::*;
 
 use super::{Monitor, Pending};
-use crate::quantize::{Loss, Method, Recipe, RowQuantizer, TensorReport, Treatment};
+use crate::quantize::{
+    EMBEDDING, HEAD, Loss, Method, Recipe, RowQuantizer, TensorReport, Treatment, layer_of,
+};
 use crate::source::ModelSource;
 use crate::{Error, Result};
 
@@ -20,8 +22,10 @@ const ROW_BLOCK: u64 = 16 << 20;
 /// A weight to be written.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// Canonical name, in the checkpoint and in the file.
+    /// Canonical name in the file.
     pub name: String,
+    /// The weight of the checkpoint that it is made from.
+    source: String,
     /// Extents.
     pub dims: Vec<u32>,
     /// How it will be stored.
@@ -31,22 +35,51 @@ pub struct Item {
 }
 
 impl Item {
-    /// A weight as the checkpoint has it, or, with a recipe, as the recipe wants it. A weight that
-    /// is quantized already is always copied.
+    /// The weights of those names as the checkpoint has them, or, with a recipe, as the recipe wants
+    /// them, a head of its own included. A weight that is quantized already is always copied.
     ///
     /// # Errors
-    /// As [`ModelSource::weight`], and [`Error::Quantize`] if the recipe does not fit the weight.
-    pub fn new(checkpoint: &dyn ModelSource, name: &str, recipe: Option<&Recipe>) -> Result<Self> {
-        let weight = checkpoint.weight(name)?;
-        let (name, dims) = (name.to_owned(), weight.dims.clone());
-        let treatment = recipe.map_or(Treatment::Keep, |recipe| recipe.treatment(&name));
+    /// As [`ModelSource::weight`], and [`Error::Quantize`] if the recipe does not fit a weight.
+    pub fn all<'a>(
+        checkpoint: &dyn ModelSource,
+        names: impl IntoIterator<Item = &'a str>,
+        recipe: Option<&Recipe>,
+    ) -> Result<Vec<Self>> {
+        let known = checkpoint.names();
+        let layers =
+            known.iter().filter_map(|name| layer_of(name)).max().map_or(0, |last| last + 1);
+        let treatment =
+            |name: &str| recipe.map_or(Treatment::Keep, |recipe| recipe.treatment(name, layers));
+        let mut items = names
+            .into_iter()
+            .map(|name| Self::new(checkpoint, name, name, treatment(name)))
+            .collect::<Result<Vec<Self>>>()?;
+        if recipe.is_some_and(|recipe| recipe.untie_head)
+            && !known.contains(&HEAD)
+            && items.iter().any(|item| item.name == EMBEDDING)
+            && matches!(checkpoint.weight(EMBEDDING)?.encoding, Encoding::Dense(_))
+        {
+            items.push(Self::new(checkpoint, HEAD, EMBEDDING, treatment(HEAD))?);
+        }
+        Ok(items)
+    }
+
+    /// The weight `source` under the name `name`.
+    fn new(
+        checkpoint: &dyn ModelSource,
+        name: &str,
+        source: &str,
+        treatment: Treatment,
+    ) -> Result<Self> {
+        let weight = checkpoint.weight(source)?;
+        let (name, source, dims) = (name.to_owned(), source.to_owned(), weight.dims.clone());
         match (weight.encoding, treatment) {
             (Encoding::Dense(_), Treatment::Quantize(codes, method)) => {
                 let encoding = codes.encoding(dims.last().copied().unwrap_or(0));
                 RowQuantizer::new(&name, &dims, encoding, method)?;
-                Ok(Self { name, dims, encoding, method: Some(method) })
+                Ok(Self { name, source, dims, encoding, method: Some(method) })
             }
-            (encoding, _) => Ok(Self { name, dims, encoding, method: None }),
+            (encoding, _) => Ok(Self { name, source, dims, encoding, method: None }),
         }
     }
 }
@@ -119,7 +152,7 @@ impl WeightWriter<'_> {
             stream(
                 part.bytes(),
                 COPY_BLOCK,
-                |offset, block| self.checkpoint.read_part(&self.item.name, index, offset, block),
+                |offset, block| self.checkpoint.read_part(&self.item.source, index, offset, block),
                 |offset, block| {
                     hasher.update_rayon(block);
                     self.file.write_at(block, place + offset)?;
@@ -133,9 +166,9 @@ impl WeightWriter<'_> {
     /// Codes go to the file as they are made. The digest wants scales and zero points after all
     /// codes, so those, an eighth of the bytes or less, are collected in memory.
     fn quantize(&self, method: Method) -> Result<(Digest, Loss)> {
-        let Item { name, dims, encoding, .. } = self.item;
+        let Item { name, source, dims, encoding, .. } = self.item;
         let quantizer = RowQuantizer::new(name, dims, *encoding, method)?;
-        let Encoding::Dense(dtype) = self.checkpoint.weight(name)?.encoding else {
+        let Encoding::Dense(dtype) = self.checkpoint.weight(source)?.encoding else {
             let why = "it is quantized already".to_owned();
             return Err(Error::Quantize { tensor: name.clone(), why });
         };
@@ -152,7 +185,7 @@ impl WeightWriter<'_> {
         stream(
             rows * row_bytes,
             block_rows * row_bytes,
-            |offset, block| self.checkpoint.read_part(name, 0, offset, block),
+            |offset, block| self.checkpoint.read_part(source, 0, offset, block),
             |offset, block| {
                 let first = offset / row_bytes;
                 let count = block.len() / row_bytes as usize;

@@ -40,14 +40,11 @@ pub fn write_bundle(
     existing: Existing,
     monitor: &Monitor,
 ) -> Result<Vec<TensorReport>> {
-    if checkpoint.layout() == Layout::Bundle {
+    if checkpoint.layout() != Layout::HuggingFace {
         return Err(Refusal::AlreadyQuantized.at(checkpoint.dir()));
     }
     check_output(output, checkpoint.dir(), existing)?;
-    let items = ordered_names(checkpoint)?
-        .into_iter()
-        .map(|name| Item::new(checkpoint, name, Some(recipe)))
-        .collect::<Result<Vec<Item>>>()?;
+    let items = Item::all(checkpoint, ordered_names(checkpoint)?, Some(recipe))?;
 
     let dir = parent(output);
     fs::create_dir_all(dir).map_err(Error::io("create directory", dir))?;

@@ -22,7 +22,7 @@ const SMALLEST_SCALE: f32 = f32::EPSILON;
 pub(super) struct Parameters {
     /// Representable in the scale's stored type.
     pub(super) scale: f32,
-    /// A whole number in the range of codes.
+    /// In units of the code; a whole number in the range of codes from min-max.
     pub(super) zero: f32,
 }
 
@@ -47,9 +47,6 @@ pub(super) fn encode(
     scale_type: DType,
     codes: &mut [u8],
 ) {
-    // Added to a number below 2^22, it leaves that number rounded to even in the low bits: what
-    // `round_ties_even` gives, without a call per number on processors of the oldest kind.
-    const ROUND: f32 = (3 << 22) as f32;
     let levels = largest_code(bits) as i32;
     let reciprocal = round_to(scale_type, 1.0 / scale);
     let shift = zero as i32 - ROUND.to_bits() as i32;
@@ -57,6 +54,15 @@ pub(super) fn encode(
         let rounded = (value * reciprocal + ROUND).to_bits() as i32;
         *code = (rounded + shift).clamp(0, levels) as u8;
     }
+}
+
+/// Added to a number below 2^22, it leaves that number rounded to even in the low bits: what
+/// `round_ties_even` gives, without a call per number on processors of the oldest kind.
+const ROUND: f32 = (3 << 22) as f32;
+
+/// The nearest whole number, the even of two equally near; for numbers below 2^22.
+pub(super) fn round_even(value: f32) -> f32 {
+    (value + ROUND) - ROUND
 }
 
 /// Least and largest of the values and of zero.
@@ -72,7 +78,8 @@ fn range(values: &[f32]) -> (f32, f32) {
     (low.into_iter().fold(0.0, f32::min), high.into_iter().fold(0.0, f32::max))
 }
 
-fn largest_code(bits: u8) -> f32 {
+/// The largest code of so many bits.
+pub(super) fn largest_code(bits: u8) -> f32 {
     ((1u32 << bits) - 1) as f32
 }
 

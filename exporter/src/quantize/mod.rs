@@ -2,12 +2,14 @@
 //! zero points are chosen ([`Method`]), and how much is lost ([`TensorReport`]).
 
 mod bundle;
+mod hqq;
 mod min_max;
 mod recipe;
 mod report;
 mod row;
 
 pub use bundle::{Existing, write_bundle};
-pub use recipe::{Codes, Group, Method, Recipe, Rule, Treatment};
+pub use recipe::{Codes, Group, Layers, Method, Recipe, Rule, Treatment};
+pub(crate) use recipe::{EMBEDDING, HEAD, layer_of};
 pub use report::{Loss, TensorReport, json, table};
 pub(crate) use row::RowQuantizer;

@@ -5,6 +5,11 @@ use gemma4_format::{DType, Encoding, Offset};
 
 use crate::{Error, Result};
 
+/// The embedding, which a tied head reads too.
+pub(crate) const EMBEDDING: &str = "embed_tokens.weight";
+/// A head of its own.
+pub(crate) const HEAD: &str = "lm_head.weight";
+
 /// A named list of rules. The first rule whose pattern matches a weight's name decides; a weight
 /// that none matches is kept as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +18,8 @@ pub struct Recipe {
     pub name: String,
     /// In order of precedence.
     pub rules: Vec<Rule>,
+    /// Whether a model whose head is its embedding gets a head of its own, made from that.
+    pub untie_head: bool,
 }
 
 /// What happens to the weights of some names.
@@ -20,8 +27,19 @@ pub struct Recipe {
 pub struct Rule {
     /// Canonical name of a weight; `*` stands for any characters, none included.
     pub pattern: String,
+    /// In which layers.
+    pub layers: Layers,
     /// What happens to it.
     pub treatment: Treatment,
+}
+
+/// The layers that a rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layers {
+    /// All of them, and what lies in none.
+    All,
+    /// The first quarter and the last, each rounded down.
+    Edge,
 }
 
 /// What happens to a weight.
@@ -60,51 +78,106 @@ pub enum Group {
 pub enum Method {
     /// The range of codes spans the range of the group's values, zero included.
     MinMax,
+    /// Half-quadratic quantization: the scale of min-max, and the zero point with the least error.
+    HalfQuadratic,
 }
 
 impl Recipe {
     /// Names of the built-in recipes.
-    pub const NAMES: [&str; 1] = ["default"];
+    pub const NAMES: [&str; 4] = ["default", "hqq", "torchao-default", "torchao-sensitive"];
 
     /// The built-in recipe of that name.
+    ///
+    /// All leave norms and scalars as they are and have projections in INT4 in groups of 32:
+    ///
+    /// | name | projections | embedding | head |
+    /// |---|---|---|---|
+    /// | `default` | min-max | INT8, a scale a row | the embedding, or its own in INT8 |
+    /// | `hqq` | HQQ | as it is | as it is |
+    /// | `torchao-default` | min-max | INT8, a scale a row | INT4 of its own, min-max |
+    /// | `torchao-sensitive` | HQQ; v_proj and down_proj of the edge layers INT8 in groups of 32 | INT8, a scale a row | INT4 of its own, HQQ |
     pub fn named(name: &str) -> Result<Self> {
-        let rules = match name {
-            "default" => default_rules(),
+        let min_max = |codes| Treatment::Quantize(codes, Method::MinMax);
+        let hqq = Treatment::Quantize(INT4_FRACTION, Method::HalfQuadratic);
+        let embedding = Rule::new(EMBEDDING, min_max(INT8_ROW));
+        let head = |treatment| Rule::new(HEAD, treatment);
+        let projections = |treatment| Rule::new("layers.*_proj.weight", treatment);
+        let edge = |pattern| Rule {
+            layers: Layers::Edge,
+            ..Rule::new(pattern, min_max(Codes { group: Group::Size(32), ..INT8_ROW }))
+        };
+        let (untie_head, rules) = match name {
+            "default" => {
+                (false, vec![embedding, head(min_max(INT8_ROW)), projections(min_max(INT4))])
+            }
+            "hqq" => (false, vec![projections(hqq)]),
+            "torchao-default" => {
+                (true, vec![embedding, head(min_max(INT4)), projections(min_max(INT4))])
+            }
+            "torchao-sensitive" => {
+                let edges = [edge("layers.*.v_proj.weight"), edge("layers.*.down_proj.weight")];
+                (
+                    true,
+                    [embedding, head(hqq)]
+                        .into_iter()
+                        .chain(edges)
+                        .chain([projections(hqq)])
+                        .collect(),
+                )
+            }
             _ => {
                 let known = Self::NAMES.join(", ");
                 return Err(Error::UnknownRecipe { name: name.to_owned(), known });
             }
         };
-        Ok(Self { name: name.to_owned(), rules })
+        Ok(Self { name: name.to_owned(), rules, untie_head })
     }
 
-    /// What happens to the weight of that name.
-    pub fn treatment(&self, name: &str) -> Treatment {
-        let rule = self.rules.iter().find(|rule| matches(&rule.pattern, name));
+    /// What happens to the weight of that name in a model of so many layers.
+    pub fn treatment(&self, name: &str, layers: u32) -> Treatment {
+        let rule = self.rules.iter().find(|rule| {
+            matches(&rule.pattern, name)
+                && match rule.layers {
+                    Layers::All => true,
+                    Layers::Edge => is_edge(name, layers),
+                }
+        });
         rule.map_or(Treatment::Keep, |rule| rule.treatment)
     }
 }
 
-/// INT4 in groups of 32 with a whole zero point in a nibble for every projection; INT8 with one
-/// scale a row for the embedding, which a tied head reads too, and for a head of its own.
-fn default_rules() -> Vec<Rule> {
-    let int8 = Codes { bits: 8, group: Group::Row, scale: DType::BF16, offset: Offset::Symmetric };
-    let int4 = Codes {
-        bits: 4,
-        group: Group::Size(32),
-        scale: DType::BF16,
-        offset: Offset::Zero(ZeroType::Nibble),
-    };
-    let rule = |pattern: &str, codes| Rule {
-        pattern: pattern.to_owned(),
-        treatment: Treatment::Quantize(codes, Method::MinMax),
-    };
-    vec![
-        rule("embed_tokens.weight", int8),
-        rule("lm_head.weight", int8),
-        rule("layers.*_proj.weight", int4),
-    ]
+impl Rule {
+    /// For the weights of every layer.
+    pub fn new(pattern: &str, treatment: Treatment) -> Self {
+        Self { pattern: pattern.to_owned(), layers: Layers::All, treatment }
+    }
 }
+
+/// Whether a weight lies in the first or the last quarter of the layers.
+fn is_edge(name: &str, layers: u32) -> bool {
+    let layer = layer_of(name);
+    layer.is_some_and(|layer| layer < layers / 4 || layer >= layers - layers / 4)
+}
+
+/// The layer of a weight.
+pub(crate) fn layer_of(name: &str) -> Option<u32> {
+    name.strip_prefix("layers.")?.split('.').next()?.parse().ok()
+}
+
+/// INT8 with one scale a row.
+const INT8_ROW: Codes =
+    Codes { bits: 8, group: Group::Row, scale: DType::BF16, offset: Offset::Symmetric };
+
+/// INT4 in groups of 32 with a whole zero point in a nibble.
+const INT4: Codes = Codes {
+    bits: 4,
+    group: Group::Size(32),
+    scale: DType::BF16,
+    offset: Offset::Zero(ZeroType::Nibble),
+};
+
+/// INT4 in groups of 32 with a fractional zero point.
+const INT4_FRACTION: Codes = Codes { offset: Offset::Zero(ZeroType::BF16), ..INT4 };
 
 impl Codes {
     /// The encoding of a weight whose last dimension is `k`.
@@ -148,8 +221,27 @@ mod tests {
     fn the_default_recipe_leaves_norms_and_scalars() {
         let recipe = Recipe::named("default").unwrap();
         for name in ["norm.weight", "layers.0.layer_scalar", "layers.0.self_attn.q_norm.weight"] {
-            assert_eq!(recipe.treatment(name), Treatment::Keep, "{name}");
+            assert_eq!(recipe.treatment(name, 4), Treatment::Keep, "{name}");
         }
-        assert!(Recipe::named("defualt").unwrap_err().to_string().contains("recipes are: default"));
+        let message = Recipe::named("defualt").unwrap_err().to_string();
+        assert!(message.contains("recipes are: default, hqq"), "{message}");
+    }
+
+    /// 31B has 60 layers: 0 to 14 and 45 to 59 are edges.
+    #[test]
+    fn edges_are_a_quarter_of_the_layers_each() {
+        let recipe = Recipe::named("torchao-sensitive").unwrap();
+        let int8 = |layer: u32, what: &str, layers| match recipe
+            .treatment(&format!("layers.{layer}.{what}.weight"), layers)
+        {
+            Treatment::Quantize(codes, _) => codes.bits == 8,
+            Treatment::Keep => panic!("{layer} {what}"),
+        };
+        for what in ["mlp.down_proj", "self_attn.v_proj"] {
+            let found: Vec<u32> = (0..60).filter(|layer| int8(*layer, what, 60)).collect();
+            assert_eq!(found, (0..15).chain(45..60).collect::<Vec<_>>(), "{what}");
+            assert_eq!((0..3).filter(|layer| int8(*layer, what, 3)).count(), 0);
+        }
+        assert!(!(0..60).any(|layer| int8(layer, "self_attn.k_proj", 60)));
     }
 }

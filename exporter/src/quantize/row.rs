@@ -5,7 +5,7 @@ use gemma4_format::{DType, Encoding, Offset};
 use half::{bf16, f16};
 
 use super::report::Loss;
-use super::{Method, min_max};
+use super::{Method, hqq, min_max};
 use crate::{Error, Result};
 
 /// Quantizes the rows of one weight.
@@ -16,6 +16,7 @@ pub(crate) struct RowQuantizer {
     group: usize,
     scale: DType,
     offset: Offset,
+    method: Method,
     k: usize,
 }
 
@@ -47,15 +48,18 @@ impl RowQuantizer {
             )));
         }
         encoding.parts(tensor, dims)?;
-        let Method::MinMax = method;
         if !matches!(bits, 4 | 8) || !matches!(scale, DType::BF16 | DType::F32) {
-            return Err(refuse("min-max makes 4-bit and 8-bit codes with BF16 or F32 scales"));
+            return Err(refuse("codes are made with 4 or 8 bits and with BF16 or F32 scales"));
         }
         if matches!(offset, Offset::Minimum(_)) {
-            return Err(refuse("min-max has zero points, not minimums"));
+            return Err(refuse("codes are made with zero points, not minimums"));
+        }
+        let fraction = matches!(offset, Offset::Zero(ZeroType::F16 | ZeroType::BF16));
+        if method == Method::HalfQuadratic && !fraction {
+            return Err(refuse("HQQ needs zero points that can be fractions: F16 or BF16"));
         }
         let (tensor, group, k) = (tensor.to_owned(), group as usize, k as usize);
-        Ok(Self { tensor, bits, group, scale, offset, k })
+        Ok(Self { tensor, bits, group, scale, offset, method, k })
     }
 
     pub(crate) fn scratch(&self) -> Scratch {
@@ -87,11 +91,19 @@ impl RowQuantizer {
         // Two zero points may share a byte, of which both halves are set with `|=`.
         parts.iter_mut().for_each(|part| part.fill(0));
         for (at, (values, codes)) in groups.enumerate() {
-            let parameters = min_max::choose(values, self.bits, symmetric, self.scale);
-            if !parameters.scale.is_finite() {
+            let range = min_max::choose(values, self.bits, symmetric, self.scale);
+            if !range.scale.is_finite() {
                 return Err(self.refuse(format!("row {row} has numbers too large for a scale")));
             }
-            min_max::encode(values, self.bits, parameters, self.scale, codes);
+            let parameters = match self.method {
+                Method::MinMax => {
+                    min_max::encode(values, self.bits, range, self.scale, codes);
+                    range
+                }
+                Method::HalfQuadratic => {
+                    hqq::encode(values, self.bits, range, |zero| self.stored_zero(zero), codes)
+                }
+            };
             loss.add(&Loss::of_codes(values, codes, parameters.zero, parameters.scale));
             write_float(self.scale, parts[1], at, parameters.scale);
             if let Offset::Zero(zero) = self.offset {
@@ -106,6 +118,15 @@ impl RowQuantizer {
             }
         }
         Ok(loss)
+    }
+
+    /// The nearest zero point that the encoding holds.
+    fn stored_zero(&self, zero: f32) -> f32 {
+        match self.offset {
+            Offset::Zero(ZeroType::BF16) => bf16::from_f32(zero).to_f32(),
+            Offset::Zero(ZeroType::F16) => f16::from_f32(zero).to_f32(),
+            _ => zero.round_ties_even(),
+        }
     }
 
     fn refuse(&self, why: String) -> Error {
@@ -134,7 +155,7 @@ fn write_float(dtype: DType, bytes: &mut [u8], at: usize, value: f32) {
     }
 }
 
-/// Writes a whole zero point into bytes that were zero.
+/// Writes a zero point that its type holds into bytes that were zero.
 fn write_zero(zero: ZeroType, bytes: &mut [u8], at: usize, value: f32) {
     match zero {
         ZeroType::Nibble => bytes[at / 2] |= (value as u8) << (4 * (at % 2)),

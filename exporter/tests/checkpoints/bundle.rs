@@ -130,8 +130,7 @@ fn digests_are_those_of_the_parts() {
     let dir = tempfile::tempdir().unwrap();
     let source = source(dir.path(), "hf");
     for recipe in [None, Some(recipe())] {
-        let items: Vec<Item> =
-            source.names().map(|name| Item::new(&source, name, recipe.as_ref()).unwrap()).collect();
+        let items = Item::all(&source, source.names(), recipe.as_ref()).unwrap();
         let target = dir.path().join("model.ptd");
         let written = write_weights(&source, &items, &target, &Monitor::silent()).unwrap();
         let (digests, length, digest) = (written.digests, written.length, written.header);
@@ -165,11 +164,12 @@ fn a_bundle_is_copied_unchanged() {
     let first = source(dir.path(), "hf");
     quantize(&first, &dir.path().join("out")).unwrap();
     let bundle = Checkpoint::open(dir.path().join("out")).unwrap();
-    let item = Item::new(&bundle, "layers.0.mlp.up_proj.weight", Some(&recipe())).unwrap();
-    assert!(matches!(item.encoding, Encoding::Quantized { bits: 4, .. }));
-    let copy = write_weights(&bundle, &[item], &dir.path().join("c"), &Monitor::silent()).unwrap();
-    let item = Item::new(&first, "layers.0.mlp.up_proj.weight", Some(&recipe())).unwrap();
-    let made = write_weights(&first, &[item], &dir.path().join("m"), &Monitor::silent()).unwrap();
+    let name = ["layers.0.mlp.up_proj.weight"];
+    let items = Item::all(&bundle, name, Some(&recipe())).unwrap();
+    assert!(matches!(items[0].encoding, Encoding::Quantized { bits: 4, .. }));
+    let copy = write_weights(&bundle, &items, &dir.path().join("c"), &Monitor::silent()).unwrap();
+    let items = Item::all(&first, name, Some(&recipe())).unwrap();
+    let made = write_weights(&first, &items, &dir.path().join("m"), &Monitor::silent()).unwrap();
     assert_eq!(copy.digests, made.digests);
 
     let again = quantize(&bundle, &dir.path().join("again"));
@@ -314,4 +314,33 @@ fn text_files_that_are_placeholders_are_refused() {
     let error = quantize(&source, &dir.path().join("out")).unwrap_err().to_string();
     assert!(error.contains("Git LFS pointer instead of `tokenizer.json`"), "{error}");
     assert_eq!(listing(dir.path()), ["hf"]);
+}
+
+#[test]
+fn a_tied_head_gets_codes_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = Recipe::named("torchao-default").unwrap();
+    let quantize = |source: &Checkpoint, to: &str| {
+        let output = dir.path().join(to);
+        write_bundle(source, &recipe, &output, Existing::Refuse, &Monitor::silent()).unwrap();
+        Checkpoint::open(output).unwrap()
+    };
+    let bits = |bundle: &Checkpoint, name: &str| match bundle.weight(name).unwrap().encoding {
+        Encoding::Quantized { bits, .. } => bits,
+        Encoding::Dense(_) => 16,
+    };
+    let tied = quantize(&source(dir.path(), "tied"), "a");
+    assert_eq!((bits(&tied, "embed_tokens.weight"), bits(&tied, "lm_head.weight")), (8, 4));
+    let head = tied.read_rows_f32("lm_head.weight", 0..96).unwrap();
+    for (head, embedding) in
+        head.iter().zip(tied.read_rows_f32("embed_tokens.weight", 0..96).unwrap())
+    {
+        assert!((head - embedding).abs() < 0.1, "{head} {embedding}");
+    }
+
+    let mut tensors = language_model();
+    tensors.push(Tensor::zeros("lm_head.weight", Dtype::BF16, &[96, 64]));
+    write_checkpoint(&dir.path().join("untied"), &config(), &tensors);
+    let untied = quantize(&Checkpoint::open(dir.path().join("untied")).unwrap(), "b");
+    assert_eq!(untied.read_rows_f32("lm_head.weight", 0..96).unwrap(), [0.0; 96 * 64]);
 }

@@ -1,6 +1,8 @@
 //! The command `gemma4-quantize` as a user meets it.
 
 use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -85,4 +87,27 @@ fn models_that_could_not_be_exported_are_refused_before_the_work() {
     assert_eq!(done.status.code(), Some(1));
     assert!(text(&done.stderr).contains("mixture-of-experts"), "{}", text(&done.stderr));
     assert!(!dir.path().join("out").exists());
+}
+
+/// A file that is renamed to its place would replace a device or a link as well.
+#[test]
+fn only_files_are_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    write_checkpoint(&at("hf"), &tiny_config(), &language_model());
+    fs::write(at("file"), "kept").unwrap();
+    symlink("file", at("link")).unwrap();
+    let _socket = UnixListener::bind(at("socket")).unwrap();
+    for (name, what) in
+        [("link", "a symbolic link"), ("socket", "a device or pipe"), ("hf", "a directory")]
+    {
+        let done = run(dir.path(), &["--model-dir", "hf", "--output", "out", "--report", name]);
+        let said = format!("error: `{name}` is {what}, which is not overwritten");
+        assert_eq!(done.status.code(), Some(1));
+        assert!(text(&done.stderr).starts_with(&said), "{}", text(&done.stderr));
+        assert!(!at("out").exists(), "refused before the work");
+    }
+    assert!(fs::symlink_metadata(at("socket")).unwrap().file_type().is_socket());
+    assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
+    assert_eq!(fs::read_to_string(at("file")).unwrap(), "kept");
 }

@@ -5,4 +5,5 @@ mod command;
 mod reading;
 mod refusals;
 mod support;
+mod torchao;
 mod torchao_numbers;

@@ -154,13 +154,12 @@ fn weights_quantized_by_others() {
 }
 
 #[test]
-fn bundles_of_others_and_of_the_future() {
+fn bundles_of_the_future() {
     let file = || "model.safetensors".to_owned();
     let with_metadata = |key: &str, value: &str| {
         let header = json!({"__metadata__": {key: value}}).to_string();
         spoiled(|dir| write(dir, "model.safetensors", raw_safetensors(&header, 0)))
     };
-    assert_eq!(with_metadata("tensor_names", "[]"), Refusal::Torchao { file: file() });
     let found = "2".to_owned();
     assert_eq!(with_metadata("gemma4.layout", "2"), Refusal::Layout { file: file(), found });
 }

@@ -45,12 +45,19 @@ impl Tensor {
 
 /// The bytes of a safetensors file as transformers writes it.
 pub(crate) fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
+    safetensors_with(tensors, [("format".to_owned(), "pt".to_owned())])
+}
+
+/// The bytes of a safetensors file with such metadata.
+pub(crate) fn safetensors_with(
+    tensors: &[Tensor],
+    metadata: impl IntoIterator<Item = (String, String)>,
+) -> Vec<u8> {
     let views = tensors.iter().map(|t| {
         let view = TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap();
         (t.name.clone(), view)
     });
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    serialize(views, Some(metadata)).unwrap()
+    serialize(views, Some(metadata.into_iter().collect())).unwrap()
 }
 
 /// The bytes of a safetensors file with that header and that much data.

@@ -1,4 +1,4 @@
-//! Min-max quantization gives the numbers that torchao gives, to the last bit.
+//! Min-max quantization gives the numbers that torchao gives, to the last bit; HQQ loses less.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,11 +6,8 @@ use std::path::Path;
 use crate::support::{Tensor, config, write_checkpoint};
 use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::output::Monitor;
-use gemma4_exporter::quantize::{
-    Codes, Existing, Group, Method, Recipe, Rule, Treatment, write_bundle,
-};
-use gemma4_format::encoding::ZeroType;
-use gemma4_format::{DType, Offset};
+use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_format::{DType, Encoding};
 use safetensors::SafeTensors;
 
 /// The bytes of one part of a weight of a bundle.
@@ -96,45 +93,63 @@ fn a_whole_checkpoint_has_the_same_codes_scales_and_zero_points() {
         truth.iter().map(|(name, view)| (name.to_owned(), view.data())).collect();
     let dir = tempfile::tempdir().unwrap();
     let source = fixtures.join("ckpt/tiny-31b");
-    let recipe = Recipe::named("default").unwrap();
-    let bundle = quantize(&source, &dir.path().join("default"), &recipe);
+    let recipe = Recipe::named("torchao-default").unwrap();
+    let bundle = quantize(&source, &dir.path().join("out"), &recipe);
 
     let mut compared = 0;
-    let mut compare = |bundle: &Checkpoint, name: &str, theirs: &str| {
-        let (module, leaf) = theirs.rsplit_once('.').unwrap();
+    for name in bundle.names() {
+        let (module, leaf) = name.rsplit_once('.').unwrap();
         let their = |part: &str| stored[&format!("{module}._{leaf}_{part}")];
         let k = *bundle.weight(name).unwrap().dims.last().unwrap() as usize;
-        if theirs == "embed_tokens.weight" {
-            assert_eq!(part(bundle, name, 0), unsigned(their("qdata")), "{name}");
-            assert_eq!(part(bundle, name, 1), their("scale"), "{name}");
-        } else {
-            assert_eq!(part(bundle, name, 0), their("qdata"), "{name}");
-            assert_eq!(part(bundle, name, 1), transposed(their("scale"), k / 32), "{name}");
+        if name == "embed_tokens.weight" {
+            assert_eq!(part(&bundle, name, 0), unsigned(their("qdata")), "{name}");
+            assert_eq!(part(&bundle, name, 1), their("scale"), "{name}");
+        } else if name == "lm_head.weight" || name.ends_with("_proj.weight") {
+            assert_eq!(part(&bundle, name, 0), their("qdata"), "{name}");
+            assert_eq!(part(&bundle, name, 1), transposed(their("scale"), k / 32), "{name}");
             let zeros = nibbles(&transposed(their("zero_point"), k / 32), k / 32);
-            assert_eq!(part(bundle, name, 2), zeros, "{name}");
-        }
-        compared += 1;
-    };
-    for name in bundle.names() {
-        if name == "embed_tokens.weight" || name.ends_with("_proj.weight") {
-            compare(&bundle, name, name);
+            assert_eq!(part(&bundle, name, 2), zeros, "{name}");
         } else {
             assert_eq!(part(&bundle, name, 0), stored[name], "{name}");
         }
+        compared += 1;
     }
+    assert_eq!(compared, 113, "all weights that torchao's bundle has");
+}
 
-    // torchao's bundle has the head in INT4, made from the tied embedding.
-    let int4 = Codes {
-        bits: 4,
-        group: Group::Size(32),
-        scale: DType::BF16,
-        offset: Offset::Zero(ZeroType::Nibble),
+/// INT8 parts to the last bit. Where both search zero points, ours lose less.
+#[test]
+fn the_sensitive_recipe_has_the_same_int8_and_better_int4() {
+    let Some(fixtures) = crate::support::fixtures("the_sensitive_recipe_has_the_same_int8") else {
+        return;
     };
-    let treatment = Treatment::Quantize(int4, Method::MinMax);
-    let rules = vec![Rule { pattern: "embed_tokens.weight".to_owned(), treatment }];
-    let recipe = Recipe { name: "int4-embedding".to_owned(), rules };
-    let bundle = quantize(&source, &dir.path().join("head"), &recipe);
-    compare(&bundle, "embed_tokens.weight", "lm_head.weight");
-    // The embedding, the head, and 54 projections: 7 in each of 8 layers, less V in two of them.
-    assert_eq!(compared, 1 + 1 + 54);
+    let source = Checkpoint::open(fixtures.join("ckpt/tiny-31b")).unwrap();
+    let theirs = Checkpoint::open(fixtures.join("ckpt/tiny-31b-torchao-sensitive")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = Recipe::named("torchao-sensitive").unwrap();
+    let ours = quantize(source.dir(), &dir.path().join("out"), &recipe);
+    assert!(ours.names().eq(theirs.names()));
+    let (mut int4, mut int8) = (0, 0);
+    for name in ours.names() {
+        let (weight, wanted) = (ours.weight(name).unwrap(), theirs.weight(name).unwrap());
+        assert_eq!(weight, wanted, "{name}");
+        let rows = weight.dims[..weight.dims.len() - 1].iter().map(|d| u64::from(*d)).product();
+        let read = |checkpoint: &Checkpoint, name| checkpoint.read_rows_f32(name, 0..rows).unwrap();
+        let (our, their) = (read(&ours, name), read(&theirs, name));
+        if !matches!(weight.encoding, Encoding::Quantized { bits: 4, .. }) {
+            int8 += usize::from(matches!(weight.encoding, Encoding::Quantized { .. }));
+            assert!(our == their, "{name}");
+            continue;
+        }
+        let dense = if name == "lm_head.weight" { "embed_tokens.weight" } else { name };
+        let dense = read(&source, dense);
+        let noise = |values: Vec<f32>| -> f64 {
+            dense.iter().zip(values).map(|(a, b)| f64::from(a - b).powi(2)).sum()
+        };
+        let (our, their) = (noise(our), noise(their));
+        assert!(our <= their, "{name}: {:.2} dB worse", 10.0 * (our / their).log10());
+        int4 += 1;
+    }
+    // The embedding, and 4 edge layers of which one has no V.
+    assert_eq!((int4, int8), (1 + 54 - 7, 1 + 7));
 }

@@ -177,7 +177,6 @@ fn logits_are_those_of_transformers() {
             session.reset();
             session.prefill(&ids).unwrap();
             let prefilled = worst(session.logits().unwrap());
-            println!("{file} {prompt}: decode {decoded:.1e}, prefill {prefilled:.1e}");
             assert!(decoded <= 1e-3 && prefilled <= 1e-3, "{file} {prompt}: {decoded} {prefilled}");
         }
     }

@@ -248,7 +248,7 @@ pub(crate) fn values(source: &dyn ModelSource, name: &str) -> Vec<f32> {
 pub(crate) fn fixtures(test: &str) -> Option<PathBuf> {
     let dir = std::env::var_os("GEMMA4_FIXTURES").map(PathBuf::from);
     if dir.is_none() {
-        println!("not run: {test} (GEMMA4_FIXTURES is not set)");
+        eprintln!("not run: {test} (GEMMA4_FIXTURES is not set)");
     }
     dir
 }

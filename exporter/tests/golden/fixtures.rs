@@ -36,8 +36,14 @@ pub(crate) struct Golden {
 
 impl Golden {
     pub(crate) fn tiny_31b() -> Self {
-        let bytes = std::fs::read(ci("fixtures/golden/tiny-31b/golden.safetensors")).unwrap();
-        Self { bytes, json: json("fixtures/golden/tiny-31b/golden.json") }
+        Self::read(&ci("fixtures/golden/tiny-31b"))
+    }
+
+    /// The golden data in a directory.
+    pub(crate) fn read(dir: &Path) -> Self {
+        let read = |name: &str| std::fs::read(dir.join(name)).unwrap();
+        let json = serde_json::from_slice(&read("golden.json")).unwrap();
+        Self { bytes: read("golden.safetensors"), json }
     }
 
     /// A tensor as float32, if there is one of that name.

@@ -1,7 +1,11 @@
-//! Logits of tiny-31b.
+//! Logits of tiny-31b, as it is and as torchao quantizes it.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::model::Config;
-use gemma4_runtime::SessionOptions;
+use gemma4_runtime::{LoadedProgram, SessionOptions};
 
 use super::fixtures::{
     Golden, PROMPTS, argmax, dense_reference, exported, ids, max_difference, session, tiny_31b,
@@ -28,9 +32,12 @@ fn candle_agrees_with_transformers_at_every_position() {
 
 #[test]
 fn cpu_agrees_with_transformers_at_every_position() {
-    let golden = Golden::tiny_31b();
-    let program = exported(&tiny_31b(), 512);
-    let mut session = session(&program, SessionOptions::default());
+    assert_logits(&exported(&tiny_31b(), 512), &Golden::tiny_31b());
+}
+
+/// Every logit of every prompt is that of the golden data.
+fn assert_logits(program: &Arc<LoadedProgram>, golden: &Golden) {
+    let mut session = session(program, SessionOptions::default());
     for prompt in PROMPTS {
         let tokens = golden.ids(prompt);
         session.reset();
@@ -83,9 +90,12 @@ fn cpu_prefill_at_once_is_prefill_in_chunks() {
 
 #[test]
 fn cpu_greedy_ids_are_those_of_transformers() {
-    let golden = Golden::tiny_31b();
-    let program = exported(&tiny_31b(), 512);
-    let mut session = session(&program, SessionOptions::default());
+    assert_greedy(&exported(&tiny_31b(), 512), &Golden::tiny_31b());
+}
+
+/// The most probable token after every step is that of the golden data, unless it hardly is.
+fn assert_greedy(program: &Arc<LoadedProgram>, golden: &Golden) {
+    let mut session = session(program, SessionOptions::default());
     for prompt in PROMPTS {
         let expected = ids(&golden.json["prompts"][prompt]["greedy_ids"]);
         let margins = golden.json["prompts"][prompt]["greedy_margins"].as_array().unwrap();
@@ -99,5 +109,23 @@ fn cpu_greedy_ids_are_those_of_transformers() {
             }
             session.decode(*token).unwrap();
         }
+    }
+}
+
+/// ExecuTorch's INT4 bundles: min-max, and HQQ beside INT8. The head is untied in both.
+#[test]
+fn cpu_agrees_with_transformers_on_the_weights_of_torchao() {
+    let Some(fixtures) = std::env::var_os("GEMMA4_FIXTURES").map(PathBuf::from) else {
+        eprintln!("not run: the weights of torchao need GEMMA4_FIXTURES");
+        return;
+    };
+    for name in ["tiny-31b-torchao-default", "tiny-31b-torchao-sensitive"] {
+        let checkpoint = Checkpoint::open(fixtures.join("ckpt").join(name)).unwrap();
+        let program = exported(&checkpoint, 512);
+        let source = &program.program().source;
+        assert_eq!((source.layout.as_str(), source.recipe.as_str()), ("torchao", "torchao"));
+        let golden = Golden::read(&fixtures.join("golden").join(name));
+        assert_logits(&program, &golden);
+        assert_greedy(&program, &golden);
     }
 }

@@ -4,4 +4,5 @@ mod chat;
 mod fixtures;
 mod hidden;
 mod logits;
+mod quality;
 mod window;

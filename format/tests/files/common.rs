@@ -3,7 +3,7 @@
 use gemma4_format::encoding::ZeroType;
 use gemma4_format::pte::Pte;
 use gemma4_format::{
-    Buffer, DType, Dim, Encoding, Fact, Input, Method, Node, Offset, Op, Operand, Output, Program,
+    Buffer, DType, Dim, Encoding, Input, Method, Node, Offset, Op, Operand, Output, Program,
     Source, TextDefaults, Weight,
 };
 
@@ -68,16 +68,8 @@ pub(crate) fn pte() -> Pte {
 
 fn method(name: &str, max_rows: u32) -> Method {
     use Operand::{Buffer, Value, Weight};
-    let one = Dim::Fixed(1);
-    let inputs = [
-        ("tokens", Fact::u32([Dim::Rows])),
-        ("position", Fact::u32([one])),
-        ("temperature", Fact::f32([one])),
-        ("top_k", Fact::u32([one])),
-        ("top_p", Fact::f32([one])),
-        ("seed", Fact::u32([Dim::Fixed(2)])),
-    ]
-    .map(|(name, fact)| Input { name: name.to_owned(), fact });
+    let inputs =
+        Method::standard_inputs().map(|(name, fact)| Input { name: name.to_owned(), fact });
     let rope = Op::Rope { base: 1e4, rotated: 8, factor: 1.0 };
     let nodes = [
         (Op::Embed, vec![Value(0), Weight(0)]),      // %6 [T, 64]

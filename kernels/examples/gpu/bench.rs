@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
-use gemma4_kernels::session::state;
+use gemma4_format::plan::state;
 use gemma4_kernels::{
     AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Output, Packed,
     Randomize, Rope, Sample,

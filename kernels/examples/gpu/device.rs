@@ -1,5 +1,6 @@
 //! A GPU through the driver alone: memory, modules, launches, graphs, time.
 
+use gemma4_format::Extents;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr;
@@ -150,7 +151,10 @@ impl Gpu {
         attribute.id =
             sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attribute.value.programmaticStreamSerializationAllowed = 1;
-        let grid = kernel.grid.map(|extent| extent.resolve(rows, 0, self.sms));
+        let grid = kernel.grid.map(|count| {
+            let extents = Extents { rows, context: 0 };
+            count.resolve(extents, self.sms).expect("a grid of 32 bits")
+        });
         // SAFETY: as above.
         let mut config: sys::CUlaunchConfig = unsafe { std::mem::zeroed() };
         (config.gridDimX, config.gridDimY, config.gridDimZ) = (grid[0], grid[1], grid[2]);

@@ -1,7 +1,7 @@
 //! `add_norm`, `rope`, `attention_few`, `geglu` against float64.
 
 use gemma4_format::DType;
-use gemma4_kernels::session::state;
+use gemma4_format::plan::state;
 use gemma4_kernels::{AddNorm, Arch, AttentionFew, Geglu, Output, Rope};
 
 use crate::case::{Case, Outcome};

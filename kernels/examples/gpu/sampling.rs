@@ -1,6 +1,6 @@
 //! `sample` against a plain implementation and against the distribution it claims.
 
-use gemma4_kernels::session::state;
+use gemma4_format::plan::state;
 use gemma4_kernels::{Arch, Kernel, Sample};
 
 use crate::case::{Case, Outcome};

@@ -37,7 +37,13 @@ struct Arguments {
     #[arg(long = "random-weights", value_name = "SEED", conflicts_with = "data_path")]
     random_weights: Option<u32>,
     /// Prompt lengths to read
-    #[arg(short = 'p', value_delimiter = ',', default_value = "512", value_name = "LIST")]
+    #[arg(
+        short = 'p',
+        value_delimiter = ',',
+        default_value = "512",
+        value_name = "LIST",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     prompts: Vec<u32>,
     /// Tokens to generate
     #[arg(short = 'n', default_value_t = 128, value_name = "N")]
@@ -46,7 +52,12 @@ struct Arguments {
     #[arg(short = 'd', value_delimiter = ',', default_value = "0", value_name = "LIST")]
     depths: Vec<u32>,
     /// Repetitions
-    #[arg(short = 'r', default_value_t = 5, value_name = "N")]
+    #[arg(
+        short = 'r',
+        default_value_t = 5,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     repetitions: u32,
     /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
     #[arg(long, default_value = "auto", value_name = "DEVICE")]

@@ -1,5 +1,6 @@
 //! Measures an exported program against other implementations.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -75,8 +76,8 @@ fn main() -> ExitCode {
         let bytes: Vec<u8> = rows.iter().flat_map(|x| x.to_le_bytes()).collect();
         let shape = vec![rows.len() / vocabulary, vocabulary];
         let logits = TensorView::new(Dtype::F32, shape, &bytes)?;
-        safetensors::serialize_to_file([("logits", logits)], None, &out)
-            .with_context(|| format!("cannot write `{}`", out.display()))?;
+        let file = safetensors::serialize([("logits", logits)], None)?;
+        fs::write(&out, file).with_context(|| format!("cannot write `{}`", out.display()))?;
         Ok(ExitCode::SUCCESS)
     })
 }

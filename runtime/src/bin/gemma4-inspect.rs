@@ -69,13 +69,17 @@ fn hex(bytes: &[u8]) -> String {
 fn as_text(file: &ProgramFile, verified: bool) -> String {
     let program = file.program();
     let (source, text) = (&program.source, &program.text);
+    // The file may be a stranger's: nothing in it reaches a terminal as a control sequence.
+    let [producer, architecture, layout, identity, recipe] =
+        [&source.producer, &source.architecture, &source.layout, &source.identity, &source.recipe]
+            .map(|text| text.escape_debug().to_string());
     let mut lines = vec![
         format!("program id      {}", hex(file.id())),
         format!("format          {}.{}", pte::MAJOR, pte::MINOR),
-        format!("producer        {}", source.producer),
-        format!("architecture    {}", source.architecture),
-        format!("checkpoint      {} {}", source.layout, source.identity),
-        format!("recipe          {}", source.recipe),
+        format!("producer        {producer}"),
+        format!("architecture    {architecture}"),
+        format!("checkpoint      {layout} {identity}"),
+        format!("recipe          {recipe}"),
         format!("vocabulary      {} tokens", program.vocab_size),
         format!("context         up to {} tokens", program.max_context),
         format!("stop tokens     {:?}, bos {:?}", text.stop_tokens, text.bos_token),

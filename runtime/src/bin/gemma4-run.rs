@@ -126,7 +126,7 @@ fn answer(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         seed: (sampling.temperature > 0.0).then_some(sampling.seed),
     };
     if !arguments.quiet {
-        eprint!("{}", stats.text());
+        cli::say(&stats.text());
     }
     if let Some(path) = &arguments.stats_json {
         let json = serde_json::to_string_pretty(&stats.json())?;
@@ -170,6 +170,9 @@ fn tokenizer(arguments: &Arguments, program: &LoadedProgram) -> anyhow::Result<T
         }
         None => program.file().tokenizer().to_vec(),
     };
+    if let Some(path) = &arguments.tokenizer_path {
+        return Tokenizer::from_bytes(&bytes).with_context(|| format!("`{}`", path.display()));
+    }
     if bytes.is_empty() {
         let why = "the program holds no tokenizer; give one with --tokenizer_path";
         return Err(Usage(why.to_owned()).into());

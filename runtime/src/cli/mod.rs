@@ -3,7 +3,7 @@
 mod arguments;
 mod progress;
 
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub fn run(command: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say(&format!("error: {}\n", sentence(&error)));
             ExitCode::from(exit_class(&error).code())
         }
     }
@@ -54,7 +54,21 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Tells something that is no error, on stderr.
 pub fn note(text: &str) {
-    eprintln!("note: {text}");
+    say(&format!("note: {text}\n"));
+}
+
+/// Writes to stderr. That it is full or closed is no reason to end, and nobody could be told.
+pub fn say(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// An error with its causes, less those that it has already named itself.
+pub fn sentence(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |said, cause| match cause.to_string() {
+        cause if said.is_empty() => cause,
+        cause if said.contains(&cause) => said,
+        cause => format!("{said}: {cause}"),
+    })
 }
 
 /// A flag that the first Ctrl-C (or SIGTERM) sets; the second ends the process with code 130.

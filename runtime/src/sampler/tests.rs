@@ -56,7 +56,7 @@ fn masked_logits_are_never_drawn() {
 
 #[test]
 fn uniform_numbers_lie_inside_the_interval() {
-    let end = 2f64.powi(-33);
+    let end = 2f64.powi(-53);
     for position in 0..100_000 {
         let u = uniform([5, 6], position);
         assert!(u >= end && u <= 1.0 - end);

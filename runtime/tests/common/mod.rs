@@ -11,7 +11,7 @@ use gemma4_format::encoding::ZeroType;
 use gemma4_format::ptd::Layout;
 use gemma4_format::pte::{self, Pte};
 use gemma4_format::{
-    Buffer, DType, Dim, Encoding, Fact, Input, Method, Node, Offset, Op, Operand, Output, Program,
+    Buffer, DType, Dim, Encoding, Input, Method, Node, Offset, Op, Operand, Output, Program,
     Source, TextDefaults, Weight,
 };
 use gemma4_runtime::LoadedProgram;
@@ -251,17 +251,9 @@ impl Builder {
     }
 
     fn method(&mut self, config: &Config, name: &str) {
-        let one = Dim::Fixed(1);
-        let inputs = [
-            ("tokens", Fact::u32([Dim::Rows])),
-            ("position", Fact::u32([one])),
-            ("temperature", Fact::f32([one])),
-            ("top_k", Fact::u32([one])),
-            ("top_p", Fact::f32([one])),
-            ("seed", Fact::u32([Dim::Fixed(2)])),
-        ];
-        let inputs: Vec<Input> =
-            inputs.into_iter().map(|(name, fact)| Input { name: name.to_owned(), fact }).collect();
+        let inputs = Method::standard_inputs()
+            .map(|(name, fact)| Input { name: name.to_owned(), fact })
+            .to_vec();
         let [tokens, position, temperature, top_k, top_p, seed] =
             std::array::from_fn(|i| Operand::Value(i as u32));
         let mut graph = Graph { next: 6, nodes: vec![], position };

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Packs what ci/gpu_check.sh needs on a machine with a GPU into one archive of less than 30 MiB:
+# binaries, programs of the small models for both kernel sets, golden files, and a 31B program that
+# is run with random weights.
+# Needs no GPU, but the CUDA compiler (`make cuda-toolchain`) and what
+#   cargo build --release --workspace --bins --examples
+# makes.
+#   ci/gpu_bundle.sh DIRECTORY
+set -euo pipefail
+
+if [ $# -ne 1 ]; then
+  echo "usage: ci/gpu_bundle.sh DIRECTORY" >&2
+  exit 2
+fi
+mkdir -p "$1"
+directory=$(cd "$1" && pwd)
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bundle=$work/bundle
+
+# export NAME ARCHITECTURE FLAGS: the weights do not depend on the architecture.
+export_model() {
+  local name=$1 arch=$2
+  shift 2
+  ci/export_model_artifact.sh --backend cuda --arch "$arch" --output-dir "$work/model" "$@"
+  mkdir -p "$bundle/programs/$arch" "$bundle/weights"
+  mv "$work/model/model.pte" "$bundle/programs/$arch/$name.pte"
+  mv "$work/model/model.ptd" "$bundle/weights/$name.ptd"
+}
+
+# Short chunks make short rings, which a text goes round more often.
+for arch in sm_90a sm_90; do
+  export_model tiny-31b "$arch" --model-dir ci/fixtures/tiny-31b --max-prefill-chunk 64
+  export_model tiny-31b-int4 "$arch" --model-dir ci/fixtures/tiny-31b --recipe default \
+    --max-prefill-chunk 64
+  export_model tiny-chat "$arch" --prequantized ci/models/tiny-chat-int4 --max-prefill-chunk 256
+done
+ci/export_model_artifact.sh --random exporter/configs/gemma-4-31b.json --recipe default \
+  --backend cuda --arch sm_90a --max-seq-len 8192 --output-dir "$work/model"
+mkdir -p "$bundle/bench"
+mv "$work/model/model.pte" "$bundle/bench/31b.pte"
+
+for name in tiny-31b tiny-chat; do
+  mkdir -p "$bundle/golden/$name"
+  cp ci/fixtures/golden/"$name"/golden.* "$bundle/golden/$name/"
+done
+
+mkdir "$bundle/bin"
+for binary in examples/gpu_check gemma4-run gemma4-bench; do
+  strip -o "$bundle/bin/$(basename "$binary")" "target/release/$binary"
+done
+tar -C "$work" -cJf "$directory/bundle.tar.xz" bundle
+cp ci/gpu_check.sh "$directory/"
+du -sh "$directory"

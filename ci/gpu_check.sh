@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Checks a GPU with what `make gpu-bundle` packed; the machine needs the driver and nothing else.
+#   ci/gpu_check.sh DIRECTORY
+# Runs the checks for both kernel sets, a question through gemma4-run, the passes of
+# compute-sanitizer where it is installed, and a short bench, and prints a table of results.
+# SECONDS_PER_PASS (default 300) limits each of these. Fails if anything did but the bench's speed,
+# which has no limit here.
+set -uo pipefail
+
+if [ $# -ne 1 ] || [ ! -f "$1/bundle.tar.xz" ]; then
+  echo "usage: ci/gpu_check.sh DIRECTORY (made by \`make gpu-bundle\`)" >&2
+  exit 2
+fi
+limit=${SECONDS_PER_PASS:-300}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tar -C "$work" -xJf "$1/bundle.tar.xz"
+bundle=$work/bundle
+bin=$bundle/bin
+failed=0
+table="| pass | result | seconds | found |
+|---|---|---|---|"
+
+# row NAME STATUS SECONDS FOUND
+row() {
+  local result=ok
+  case $2 in
+    0) ;;
+    skip) result="not run" ;;
+    124) result="FAIL: over $limit s"; failed=1 ;;
+    *) result=FAIL; failed=1 ;;
+  esac
+  table+="
+| $1 | $result | $3 | $4 |"
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+
+for kernels in sm_90a sm_90; do
+  start=$SECONDS
+  timeout "$limit" "$bin/gpu_check" "$bundle" --kernels $kernels | tee "$work/log"
+  row "gpu_check $kernels" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(tail -n 1 "$work/log")"
+
+  start=$SECONDS
+  answer=$(timeout "$limit" "$bin/gemma4-run" --model_path "$bundle/programs/$kernels/tiny-chat.pte" \
+    --data_path "$bundle/weights/tiny-chat.ptd" --prompt "What is the capital of France?" \
+    --temperature 0 --device cuda --quiet)
+  status=$?
+  [ $status -ne 0 ] || [ "$answer" = "The capital of France is Paris." ] || status=1
+  row "gemma4-run $kernels" $status $((SECONDS - start)) "$answer"
+done
+
+# The passes wait for the GPU most of the time, so they run beside each other.
+if command -v compute-sanitizer >/dev/null; then
+  start=$SECONDS
+  passes=()
+  for tool in memcheck racecheck initcheck synccheck; do
+    for kernels in sm_90a sm_90; do
+      pass="$tool $kernels"
+      passes+=("$pass")
+      {
+        timeout "$limit" compute-sanitizer --tool $tool --error-exitcode 1 \
+          "$bin/gpu_check" "$bundle" --quick --kernels $kernels >"$work/$pass" 2>&1
+        echo "$? $((SECONDS - start))" >"$work/$pass.status"
+      } &
+    done
+  done
+  wait
+  for pass in "${passes[@]}"; do
+    read -r status seconds <"$work/$pass.status"
+    if grep -q "Device not supported" "$work/$pass"; then
+      row "compute-sanitizer $pass" skip "$seconds" "it does not support this machine"
+      continue
+    fi
+    if [ "$status" -ne 0 ]; then
+      head -n 60 "$work/$pass"
+    fi
+    found=$(grep -E "SUMMARY|passed," "$work/$pass" | sed 's/^=* *//' | paste -sd ';')
+    row "compute-sanitizer $pass" "$status" "$seconds" "$found"
+  done
+else
+  row compute-sanitizer skip 0 "it is not installed"
+fi
+
+start=$SECONDS
+timeout "$limit" "$bin/gemma4-bench" --model_path "$bundle/bench/31b.pte" --random-weights 1 \
+  -p 512,2048 -n 128 -d 0,2048 -r 3 --device cuda | tee "$work/bench"
+row "gemma4-bench 31B" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(sed -n 2p "$work/bench")"
+
+printf '\n%s\n' "$table"
+exit $failed

@@ -1,0 +1,79 @@
+//! Checks a device against the CPU device and against transformers.
+//!
+//! ```text
+//! gpu_check DIRECTORY [--kernels sm_90a,sm_90] [--device cuda] [--quick]
+//! ```
+//!
+//! The directory is what `make gpu-bundle` packs. Every check prints a line, `ok` or `FAIL`, what
+//! was checked and what was found; the exit code is 1 if one failed.
+
+mod bundle;
+mod compare;
+mod exactness;
+mod generation;
+mod lengths;
+mod report;
+mod sampling;
+mod sessions;
+mod subject;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use gemma4_runtime::{DeviceChoice, cli};
+
+use self::bundle::{Bundle, Model, Truth};
+use self::report::Report;
+use self::subject::Subject;
+
+/// Check a device against the CPU and against transformers.
+#[derive(Parser, Debug)]
+#[command(name = "gpu_check")]
+struct Arguments {
+    /// Programs, weights and golden files, as `make gpu-bundle` packs them
+    directory: PathBuf,
+    /// Kernel sets: the folders of `programs/` to check
+    #[arg(long, value_delimiter = ',', default_value = "sm_90a,sm_90", value_name = "LIST")]
+    kernels: Vec<String>,
+    /// The device to check: cuda, cuda:N, cuda:GPU-UUID, or cpu
+    #[arg(long, default_value = "cuda", value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// A few short calls of everything, for tools that make programs slow
+    #[arg(long)]
+    quick: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    cli::run(|| {
+        let mut report = Report::default();
+        let bundle = Bundle::open(&arguments.directory)?;
+        for model in Model::ALL {
+            let first = arguments.kernels.first().map_or("", String::as_str);
+            let program = bundle.program(first, model)?;
+            let truth = Truth::new(&bundle, model, program, arguments.quick)?;
+            for kernels in &arguments.kernels {
+                let program = bundle.program(kernels, model)?;
+                report.set_subject(format!("{kernels} {}", model.name()));
+                let Some(subject) = report.value("loads", || {
+                    let subject = Subject::open(&arguments.device, program, true)?;
+                    let text = subject.describe();
+                    Ok((subject, text))
+                }) else {
+                    continue;
+                };
+                if arguments.quick {
+                    exactness::quick(&mut report, &subject, &truth);
+                    continue;
+                }
+                exactness::run(&mut report, &bundle, &subject, &truth);
+                lengths::run(&mut report, &subject, &truth);
+                sampling::run(&mut report, &arguments.device, &subject, &truth);
+                sessions::run(&mut report, &subject, &truth);
+                generation::run(&mut report, &bundle, &subject, &truth);
+            }
+        }
+        Ok(report.finish())
+    })
+}

@@ -1,0 +1,83 @@
+//! The commands as a user meets them.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output};
+
+use common::{Config, Files, Model};
+
+const BENCH: &str = env!("CARGO_BIN_EXE_gemma4-bench");
+const EVAL: &str = env!("CARGO_BIN_EXE_gemma4-eval");
+const INSPECT: &str = env!("CARGO_BIN_EXE_gemma4-inspect");
+const RUN: &str = env!("CARGO_BIN_EXE_gemma4-run");
+
+fn files() -> Files {
+    Model::new(&Config::default()).write()
+}
+
+fn command(program: &str, files: &Files, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(files.directory.path()).args(arguments);
+    command
+}
+
+fn refused(done: &Output, code: i32) -> String {
+    let text = String::from_utf8(done.stderr.clone()).expect("UTF-8");
+    assert_eq!(done.status.code(), Some(code), "{text}");
+    text
+}
+
+#[test]
+fn a_cause_is_said_once() {
+    let files = files();
+    let done = command(INSPECT, &files, &["absent.pte"]).output().expect("runs");
+    let expected = "error: cannot open `absent.pte`: No such file or directory (os error 2)\n";
+    assert_eq!(refused(&done, 1), expected);
+}
+
+#[test]
+fn a_full_stderr_does_not_change_the_exit_code() {
+    let files = files();
+    let full = File::options().write(true).open("/dev/full").expect("a device of every Linux");
+    let done = command(INSPECT, &files, &["absent.pte"]).stderr(full).status().expect("runs");
+    assert_eq!(done.code(), Some(1));
+}
+
+#[test]
+fn logits_are_written_through_a_link() {
+    let files = files();
+    let (link, target) =
+        (files.directory.path().join("link"), files.directory.path().join("target"));
+    symlink(&target, &link).expect("a link");
+    let arguments = ["logits", "--ids", "1,2", "--out", "link", "--device", "cpu"];
+    let mut eval = command(EVAL, &files, &arguments);
+    eval.args(["--model_path", "model.pte", "--data_path", "model.ptd"]);
+    let done = eval.output().expect("runs");
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+    let written = fs::read(&target).expect("written");
+    assert!(safetensors::SafeTensors::deserialize(&written).is_ok());
+}
+
+#[test]
+fn measurements_of_nothing_are_wrong_usage() {
+    let files = files();
+    for flag in ["-r", "-p"] {
+        let paths = ["--model_path", "model.pte", "--data_path", "model.ptd", flag, "0"];
+        let done = command(BENCH, &files, &paths).output().expect("runs");
+        assert!(refused(&done, 2).contains(flag));
+    }
+}
+
+#[test]
+fn a_bad_tokenizer_file_is_named() {
+    let files = files();
+    fs::write(files.directory.path().join("other.json"), "").expect("written");
+    let paths = ["--model_path", "model.pte", "--data_path", "model.ptd", "--prompt", "a"];
+    let mut run = command(RUN, &files, &paths);
+    let done = run.args(["--tokenizer_path", "other.json"]).output().expect("runs");
+    let text = refused(&done, 1);
+    assert!(text.starts_with("error: `other.json`: "), "{text}");
+}
