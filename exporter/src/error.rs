@@ -30,6 +30,14 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         refusal: Box<Refusal>,
     },
+    /// The GGUF file is not one that can be used.
+    #[error("`{}` {refusal}", .path.display())]
+    Gguf {
+        /// The file, or the part of a split one.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        refusal: Box<crate::gguf::Refusal>,
+    },
     /// A weight can't be stored as it was asked for.
     #[error("tensor `{tensor}` can't be quantized: {why}")]
     Quantize {

@@ -1,4 +1,4 @@
-//! From an open checkpoint to `model.pte` and `model.ptd`.
+//! From an open checkpoint or GGUF file to `model.pte` and `model.ptd`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use gemma4_format::pte::{self, Pte};
 use gemma4_format::{DType, Encoding, Program, Source, TextDefaults, Weight, ptd};
 
-use crate::checkpoint::{Checkpoint, Layout};
 use crate::generation::Generation;
 use crate::lower::{Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
 use crate::output::{Item, Monitor, Pending, persist_all, write_weights};
 use crate::quantize::{HEAD, Recipe, Treatment};
+use crate::source::ModelSource;
 use crate::trace::WeightSpec;
 use crate::{Error, Result};
 
@@ -56,7 +56,7 @@ pub struct Exported {
 /// Both files appear by rename when both are complete, the data first. Weights are streamed:
 /// memory does not grow with the model. Equal checkpoints and options give equal bytes.
 pub fn export(
-    checkpoint: &Checkpoint,
+    checkpoint: &dyn ModelSource,
     options: &Options,
     output_dir: &Path,
     monitor: &Monitor,
@@ -202,7 +202,7 @@ fn lengths(config: &Config, options: &Options) -> Result<(u32, u32)> {
 
 fn text_defaults(
     config: &Config,
-    checkpoint: &Checkpoint,
+    checkpoint: &dyn ModelSource,
     options: &Options,
 ) -> Result<TextDefaults> {
     let given = options.generation_config.as_deref().or(checkpoint.generation_config());
@@ -224,17 +224,13 @@ fn text_defaults(
     })
 }
 
-fn source(config: &Config, checkpoint: &Checkpoint, options: &Options) -> Source {
-    let made_with = checkpoint.provenance().map(|provenance| provenance.recipe.clone());
+fn source(config: &Config, checkpoint: &dyn ModelSource, options: &Options) -> Source {
+    let chosen = options.recipe.as_ref().map(|recipe| recipe.name.as_str());
     Source {
         producer: PRODUCER.to_owned(),
         architecture: config.architecture.clone(),
-        layout: checkpoint.layout().name().to_owned(),
-        recipe: match (&options.recipe, checkpoint.layout()) {
-            (Some(recipe), Layout::HuggingFace) => recipe.name.clone(),
-            (_, Layout::Torchao) => "torchao".to_owned(),
-            _ => made_with.unwrap_or_else(|| "none".to_owned()),
-        },
+        layout: checkpoint.layout().to_owned(),
+        recipe: checkpoint.recipe().or(chosen).unwrap_or("none").to_owned(),
         identity: checkpoint.identity().to_owned(),
         config: checkpoint.config_json().to_owned(),
     }

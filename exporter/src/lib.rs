@@ -1,17 +1,20 @@
 //! Turns a Gemma 4 checkpoint into a program: `model.pte` and `model.ptd`.
 //!
-//! [`checkpoint`] reads it, [`quantize`] turns weights into codes, [`export`] writes the files.
+//! [`checkpoint`] reads it, or [`gguf`] a GGUF file; [`quantize`] turns weights into codes,
+//! [`export`] writes the files.
 //! [`model`] is Gemma 4, written once against [`trace::Tensor`]; [`methods`] traces it, and
 //! [`mod@reference`] runs it with candle. [`lower`] turns the graph into kernel launches for GPUs.
 
 pub mod checkpoint;
 pub mod export;
+pub mod gguf;
 pub mod lower;
 pub mod methods;
 pub mod model;
 pub mod output;
 pub mod quantize;
 pub mod reference;
+pub mod source;
 pub mod synthetic;
 pub mod tiny;
 pub mod trace;

@@ -9,9 +9,11 @@ use anyhow::Context;
 use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::checkpoint::{Checkpoint, Layout};
 use gemma4_exporter::export::{Options, export, export_without_data};
+use gemma4_exporter::gguf::Gguf;
 use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
+use gemma4_exporter::source::ModelSource;
 use gemma4_exporter::{Error, Result, tiny};
 use gemma4_runtime::cli;
 
@@ -28,7 +30,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR", required_unless_present = "tiny_test")]
     output_dir: Option<PathBuf>,
     /// With --model-dir or --random: quantize on the way (default: keep the weights as they are)
-    #[arg(long, value_name = "NAME", conflicts_with = "prequantized")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["prequantized", "gguf"])]
     recipe: Option<String>,
     /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
     #[arg(long, value_name = "N")]
@@ -72,6 +74,10 @@ struct Input {
     /// A Hugging Face checkpoint: config.json and model*.safetensors
     #[arg(long, value_name = "DIR")]
     model_dir: Option<PathBuf>,
+    /// A GGUF file of llama.cpp, or any part of a split one: numbers, config, tokenizer and chat
+    /// template are the file's
+    #[arg(long, value_name = "FILE")]
+    gguf: Option<PathBuf>,
     /// A config.json: export a program of random weights, without data, for gemma4-bench
     #[arg(long, value_name = "CONFIG.json")]
     random: Option<PathBuf>,
@@ -84,6 +90,7 @@ const EXAMPLES: &str = "\
 Examples:
   gemma4-export --prequantized gemma-4-31b-int4 --output-dir out
   gemma4-export --model-dir gemma-4-31b-it --recipe default --output-dir out --max-seq-len 32768
+  gemma4-export --gguf gemma-4-31b-it-Q4_K_M.gguf --output-dir out
   gemma4-export --tiny-test
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.";
@@ -122,8 +129,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         cli::say(&format!("wrote {}\n", path.display()));
         return Ok(());
     }
-    let checkpoint = open(&arguments.input)?;
-    let exported = export(&checkpoint, &options, output_dir, &monitor)?;
+    let source = open(&arguments.input)?;
+    let exported = export(source.as_ref(), &options, output_dir, &monitor)?;
     cli::say(&format!(
         "wrote {} and {} ({:.1} MB)\n",
         exported.program.display(),
@@ -145,11 +152,12 @@ fn targets(arguments: &Arguments) -> Result<Vec<Target>> {
     }
 }
 
-fn open(input: &Input) -> Result<Checkpoint> {
-    let (dir, flag, other) = match (&input.prequantized, &input.model_dir) {
-        (Some(dir), _) => (dir, "--prequantized", "--model-dir"),
-        (None, Some(dir)) => (dir, "--model-dir", "--prequantized"),
-        (None, None) => unreachable!("the other inputs are no directories"),
+fn open(input: &Input) -> Result<Box<dyn ModelSource>> {
+    let (dir, flag, other) = match (&input.prequantized, &input.model_dir, &input.gguf) {
+        (Some(dir), ..) => (dir, "--prequantized", "--model-dir"),
+        (None, Some(dir), _) => (dir, "--model-dir", "--prequantized"),
+        (None, None, Some(file)) => return Ok(Box::new(Gguf::open(file)?)),
+        (None, None, None) => unreachable!("the other inputs hold no weights"),
     };
     let checkpoint = Checkpoint::open(dir)?;
     let quantized = checkpoint.layout() != Layout::HuggingFace;
@@ -157,7 +165,7 @@ fn open(input: &Input) -> Result<Checkpoint> {
         let why = format!("`{}` is of the other kind; use {other}", dir.display());
         return Err(Error::Flag { flag, why });
     }
-    Ok(checkpoint)
+    Ok(Box::new(checkpoint))
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -14,8 +14,8 @@ pub enum Refusal {
     File,
     /// A GGUF file, or a directory of them.
     #[error(
-        "is a GGUF checkpoint, which is not supported yet; give the Hugging Face directory of the \
-         model (config.json, tokenizer.json, *.safetensors)"
+        "is a GGUF checkpoint; give the file to gemma4-export with --gguf, or the Hugging Face \
+         directory of the model (config.json, tokenizer.json, *.safetensors)"
     )]
     Gguf,
     /// A LoRA or another adapter.

@@ -8,10 +8,10 @@ use gemma4_format::{DType, Digest, Encoding};
 use rayon::prelude::*;
 
 use super::{Monitor, Pending};
-use crate::checkpoint::Checkpoint;
 use crate::quantize::{
     EMBEDDING, HEAD, Loss, Method, Recipe, RowQuantizer, TensorReport, Treatment, layer_of,
 };
+use crate::source::ModelSource;
 use crate::{Error, Result};
 
 /// Bytes that are copied at a time.
@@ -39,13 +39,14 @@ impl Item {
     /// them, a head of its own included. A weight that is quantized already is always copied.
     ///
     /// # Errors
-    /// As [`Checkpoint::weight`], and [`Error::Quantize`] if the recipe does not fit a weight.
+    /// As [`ModelSource::weight`], and [`Error::Quantize`] if the recipe does not fit a weight.
     pub fn all<'a>(
-        checkpoint: &Checkpoint,
+        checkpoint: &dyn ModelSource,
         names: impl IntoIterator<Item = &'a str>,
         recipe: Option<&Recipe>,
     ) -> Result<Vec<Self>> {
-        let last = checkpoint.names().filter_map(layer_of).max();
+        let known = checkpoint.names();
+        let last = known.iter().filter_map(|name| layer_of(name)).max();
         let layers = last.map_or(0, |last| last.saturating_add(1));
         let treatment =
             |name: &str| recipe.map_or(Treatment::Keep, |recipe| recipe.treatment(name, layers));
@@ -54,7 +55,7 @@ impl Item {
             .map(|name| Self::new(checkpoint, name, name, treatment(name)))
             .collect::<Result<Vec<Self>>>()?;
         if recipe.is_some_and(|recipe| recipe.untie_head)
-            && !checkpoint.contains(HEAD)
+            && !known.contains(&HEAD)
             && items.iter().any(|item| item.name == EMBEDDING)
             && matches!(checkpoint.weight(EMBEDDING)?.encoding, Encoding::Dense(_))
         {
@@ -65,7 +66,7 @@ impl Item {
 
     /// The weight `source` under the name `name`.
     fn new(
-        checkpoint: &Checkpoint,
+        checkpoint: &dyn ModelSource,
         name: &str,
         source: &str,
         treatment: Treatment,
@@ -107,7 +108,7 @@ pub struct Written {
 /// Errors of reading and writing, [`Error::Quantize`] for numbers that can't be quantized,
 /// [`Error::Interrupted`].
 pub fn write_weights(
-    checkpoint: &Checkpoint,
+    checkpoint: &dyn ModelSource,
     items: &[Item],
     target: &Path,
     monitor: &Monitor,
@@ -136,7 +137,7 @@ pub fn write_weights(
 
 /// What is needed to write one weight.
 struct WeightWriter<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a dyn ModelSource,
     item: &'a Item,
     /// With their offsets in the file.
     parts: &'a [(Part, u64)],
