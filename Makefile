@@ -50,8 +50,8 @@ gpu-bundle: cuda-toolchain ## pack what ci/gpu_check.sh needs on a machine with 
 
 bench: build ## prefill and decode speed of the bundled model on the CPU
 	@ci/export_model_artifact.sh --prequantized $(MODEL) --output-dir $(OUT)/bench
-	@$(BIN)/gemma4-run --model_path $(OUT)/bench/model.pte --data_path $(OUT)/bench/model.ptd \
-		--prompt "In the beginning" --raw_prompt --temperature 0 --max_new_tokens 256 >/dev/null
+	@$(BIN)/gemma4-bench --model_path $(OUT)/bench/model.pte --data_path $(OUT)/bench/model.ptd \
+		--device cpu -p 32,512 -n 128 -r 3
 
 clean: ## remove what was built and exported
 	$(CARGO) clean

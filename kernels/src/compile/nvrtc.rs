@@ -52,14 +52,19 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the compiler of `GEMMA4_CUDA`, `CUDA_HOME` or `CUDA_PATH` if set, else of `.cuda` in
-    /// the working directory (made by `ci/cuda_toolchain.sh`), else of `/usr/local/cuda`.
+    /// Loads the compiler of `GEMMA4_CUDA`, `CUDA_HOME` or `CUDA_PATH` if set, else of `.cuda`
+    /// (made by `ci/cuda_toolchain.sh`) in the working directory or in one above the running
+    /// program, else of `/usr/local/cuda`.
     pub fn find() -> Result<Self, Error> {
         let mut roots: Vec<PathBuf> = ["GEMMA4_CUDA", "CUDA_HOME", "CUDA_PATH"]
             .iter()
             .filter_map(|name| env::var_os(name).map(PathBuf::from))
             .collect();
         roots.push(PathBuf::from(".cuda"));
+        if let Ok(program) = env::current_exe() {
+            // `target/release/gemma4-export` of a checkout.
+            roots.extend(program.ancestors().skip(1).take(3).map(|above| above.join(".cuda")));
+        }
         roots.push(PathBuf::from("/usr/local/cuda"));
         roots
             .iter()

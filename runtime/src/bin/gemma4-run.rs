@@ -58,7 +58,7 @@ struct Arguments {
     #[arg(long = "max_new_tokens", alias = "max-new-tokens", value_name = "N")]
     max_new_tokens: Option<u32>,
     /// Randomness: 0 always takes the most probable token; by default as the checkpoint says
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Draw from this many of the most probable tokens; 0 for all
     #[arg(long = "top_k", alias = "top-k", value_name = "K")]
