@@ -320,13 +320,23 @@ fn markdown(device: &OpenDevice, load_seconds: f64, peak: Option<u64>, rows: &[R
     for row in rows {
         let (least, most) = row.range();
         lines.push(format!(
-            "| {} | {} | {:.1} | {least:.1} to {most:.1} | {:.0} | {:.1} |",
+            "| {} | {} | {:.1} | {least:.1} to {most:.1} | {} | {} |",
             row.name,
             row.depth,
             row.median(),
-            row.bytes_per_second() / 1e9,
-            row.operations_per_second() / 1e12
+            significant(row.bytes_per_second() / 1e9),
+            significant(row.operations_per_second() / 1e12)
         ));
     }
     lines.join("\n") + "\n"
+}
+
+/// A figure with about three digits; a dash for what does not apply.
+fn significant(x: f64) -> String {
+    match x {
+        0.0 => "–".to_owned(),
+        x if x >= 100.0 => format!("{x:.0}"),
+        x if x >= 1.0 => format!("{x:.1}"),
+        x => format!("{x:.3}"),
+    }
 }
