@@ -22,7 +22,7 @@ use gemma4_runtime::cli;
 /// Weights are streamed; the process needs less than 1 GiB of memory for any model. Both files
 /// appear when both are complete. The same checkpoint and flags give the same bytes.
 #[derive(Parser, Debug)]
-#[command(version, after_help = EXAMPLES)]
+#[command(name = "gemma4-export", version, after_help = EXAMPLES)]
 struct Arguments {
     #[command(flatten)]
     input: Input,

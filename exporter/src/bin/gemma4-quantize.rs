@@ -60,9 +60,9 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Example:
-  hf download google/gemma-4-31B-it --local-dir gemma-4-31B-it
-  gemma4-quantize --model-dir gemma-4-31B-it --output gemma-4-31B-it-int4
-  gemma4-export --prequantized gemma-4-31B-it-int4 --output-dir out
+  hf download google/gemma-4-31B-it --local-dir gemma-4-31b-it
+  gemma4-quantize --model-dir gemma-4-31b-it --output gemma-4-31b-int4
+  gemma4-export --prequantized gemma-4-31b-int4 --output-dir out
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted (nothing is left behind)";
 

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 /// bandwidth and arithmetic that takes: bytes are the weights, keys and values that a step must
 /// read once; operations are two for each weight and row.
 #[derive(Parser, Debug)]
-#[command(version, after_help = EXAMPLES)]
+#[command(name = "gemma4-bench", version, after_help = EXAMPLES)]
 struct Arguments {
     /// The program, written by gemma4-export
     #[arg(long = "model_path", alias = "model-path", value_name = "FILE.pte")]

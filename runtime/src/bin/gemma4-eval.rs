@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 /// Measure an exported model.
 #[derive(Parser, Debug)]
-#[command(version)]
+#[command(name = "gemma4-eval", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

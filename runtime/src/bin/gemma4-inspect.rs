@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// Tell what is in an exported program.
 #[derive(Parser, Debug)]
-#[command(version, after_help = EXAMPLES)]
+#[command(name = "gemma4-inspect", version, after_help = EXAMPLES)]
 struct Arguments {
     /// The program
     #[arg(value_name = "FILE.pte")]
@@ -69,6 +69,7 @@ fn hex(bytes: &[u8]) -> String {
 fn as_text(file: &ProgramFile, verified: bool) -> String {
     let program = file.program();
     let (source, text) = (&program.source, &program.text);
+    let bos = text.bos_token.map_or_else(|| "none".to_owned(), |id| id.to_string());
     // The file may be a stranger's: nothing in it reaches a terminal as a control sequence.
     let [producer, architecture, layout, identity, recipe] =
         [&source.producer, &source.architecture, &source.layout, &source.identity, &source.recipe]
@@ -82,7 +83,7 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
         format!("recipe          {recipe}"),
         format!("vocabulary      {} tokens", program.vocab_size),
         format!("context         up to {} tokens", program.max_context),
-        format!("stop tokens     {:?}, bos {:?}", text.stop_tokens, text.bos_token),
+        format!("stop tokens     {:?}, first token {bos}", text.stop_tokens),
         format!(
             "sampling        temperature {}, top_k {}, top_p {}",
             text.temperature, text.top_k, text.top_p

@@ -24,7 +24,7 @@ use serde_json::json;
 ///
 /// Only the generated text goes to stdout. Progress and a short report go to stderr.
 #[derive(Parser, Debug)]
-#[command(version, after_help = EXAMPLES)]
+#[command(name = "gemma4-run", version, after_help = EXAMPLES)]
 struct Arguments {
     #[command(flatten)]
     files: Files,
