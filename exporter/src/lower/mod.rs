@@ -8,6 +8,8 @@ mod draft;
 mod schedule;
 mod scratch;
 mod stages;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use std::collections::BTreeMap;

@@ -19,9 +19,6 @@ use super::scratch::Slot;
 use super::stages::{Attention, Layer, Stages};
 use super::weights::{Packing, in_turns, stacked, vector_type};
 
-/// Rows up to which `prefill` has a form of its own: short prompts want smaller blocks of rows.
-const FORMS: [u32; 5] = [64, 128, 192, 256, 448];
-
 /// Everything of a plan but the compiled modules.
 pub(super) struct Schedule {
     /// By index, as launches name them.
@@ -46,9 +43,7 @@ impl Schedule {
         let longest = program.method("prefill").map_or(1, |m| m.max_rows);
         builder.reserve_products(longest);
         builder.decode()?;
-        for rows in FORMS.into_iter().filter(|rows| *rows < longest).chain([longest]) {
-            builder.prefill(rows, longest)?;
-        }
+        builder.prefill(longest)?;
         builder.sample()?;
         Ok(builder.schedule)
     }
@@ -272,11 +267,10 @@ impl<'a> Builder<'a> {
         self.ready = matrices.map(bytes).max().unwrap_or(0).next_multiple_of(256);
     }
 
-    /// A form of `prefill` for up to `max_rows` rows, with panels that have room for `longest`.
-    fn prefill(&mut self, max_rows: u32, longest: u32) -> Result<()> {
+    fn prefill(&mut self, max_rows: u32) -> Result<()> {
         let mut draft = Draft::default();
         let h = self.hidden();
-        let room = longest.next_multiple_of(8);
+        let room = max_rows.next_multiple_of(8);
         let wide = |columns: u32| u64::from(max_rows) * u64::from(columns);
         let panels = |columns: u32| panel_elements(room, columns) * 2;
         let many =

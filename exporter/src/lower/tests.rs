@@ -1,0 +1,82 @@
+//! Plans of 31B's shapes, without a compiler.
+
+use gemma4_format::encoding::ZeroType;
+use gemma4_format::plan::{Argument, Place};
+use gemma4_format::{DType, Encoding, Offset, Program, Source, TextDefaults, Weight};
+use gemma4_kernels::Arch;
+
+use super::schedule::Schedule;
+use super::stages::Stages;
+use crate::methods::trace;
+use crate::model::Config;
+use crate::trace::WeightSpec;
+
+/// 31B with INT4 projections, as traced.
+fn program() -> Program {
+    let config = Config::parse(include_str!("../../configs/gemma-4-31b.json")).unwrap();
+    let describe = |name: &str, wanted: Option<&[u32]>| {
+        let dims = wanted?.to_vec();
+        let int4 = Encoding::Quantized {
+            bits: 4,
+            group: 32,
+            scale: DType::BF16,
+            offset: Offset::Zero(ZeroType::Nibble),
+        };
+        let dense = Encoding::Dense(DType::BF16);
+        let encoding = if name.contains("_proj") { int4 } else { dense };
+        Some(WeightSpec { dims, encoding })
+    };
+    let traced = trace(&config, 512, describe).unwrap();
+    Program {
+        source: Source::default(),
+        text: TextDefaults::default(),
+        vocab_size: config.vocab_size,
+        max_context: 4096,
+        weights: traced
+            .weights
+            .into_iter()
+            .map(|(name, dims, encoding)| Weight { name, dims, encoding, digest: [0; 32] })
+            .collect(),
+        buffers: traced.buffers,
+        methods: traced.methods,
+        data_header: [0; 32],
+        data_length: 0,
+    }
+}
+
+#[test]
+fn nothing_but_products_touches_the_scratch_that_they_keep_zero() {
+    let program = program();
+    let stages = Stages::find(&program).unwrap();
+    assert_eq!(stages.layers.len(), 60);
+    let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132).unwrap();
+    // One word for each multiprocessor.
+    let kept = 132 * 4;
+    let lists = schedule.methods.iter().map(|m| &m.launches).chain([&schedule.sample]);
+    let mut products = 0;
+    for launch in lists.flatten() {
+        let symbol = schedule.kernels[launch.kernel as usize].symbol;
+        for argument in &launch.arguments {
+            let offset = match argument {
+                Argument::Address(Place::Scratch, offset) => *offset,
+                Argument::LastRow { place: Place::Scratch, offset, .. } => *offset,
+                _ => continue,
+            };
+            if offset < kept {
+                assert_eq!(symbol, "linear_many");
+                products += 1;
+            }
+        }
+    }
+    assert_eq!(products, 4 * 60);
+}
+
+#[test]
+fn a_projection_stored_in_another_way_is_named() {
+    let mut program = program();
+    let odd = program.weights.iter_mut().find(|w| w.name == "layers.3.self_attn.k_proj.weight");
+    odd.unwrap().encoding = Encoding::Dense(DType::BF16);
+    let stages = Stages::find(&program).unwrap();
+    let error = Schedule::new(&program, &stages, Arch::Sm80, 108).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("layers.3.self_attn.k_proj.weight"), "{error}");
+}
