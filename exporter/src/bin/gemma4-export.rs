@@ -48,7 +48,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     backend: Backend,
     /// With --backend cuda: GPU architectures, separated by commas, from sm_80, sm_86, sm_89,
-    /// sm_90, sm_90a, sm_100, sm_120 and ptx (default: sm_80,sm_89,sm_90a,sm_120,ptx)
+    /// sm_90, sm_90a, sm_100, sm_120 and ptx (default: sm_80,sm_86,sm_89,sm_90a,sm_120,ptx)
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     arch: Vec<Target>,
     /// Print a line for each weight

@@ -57,18 +57,24 @@ pub enum Target {
 
 impl Target {
     /// Those that a program is compiled for where nobody asks for others.
-    pub const DEFAULT: [Target; 5] = [
+    ///
+    /// `sm_86` is among them because code for `sm_80` may use more shared memory than a GPU of
+    /// compute capability 8.6 has.
+    pub const DEFAULT: [Target; 6] = [
         Target::Machine(Arch::Sm80),
+        Target::Machine(Arch::Sm86),
         Target::Machine(Arch::Sm89),
         Target::Machine(Arch::Sm90a),
         Target::Machine(Arch::Sm120),
         Target::Ptx,
     ];
 
+    /// The architecture whose kernels and limits are planned for: for PTX those with the least
+    /// shared memory, since it is to run anywhere.
     fn arch(self) -> Arch {
         match self {
             Target::Machine(arch) => arch,
-            Target::Ptx => Arch::Sm80,
+            Target::Ptx => Arch::Sm86,
         }
     }
 

@@ -5,6 +5,7 @@ use gemma4_format::plan::{Argument, Place};
 use gemma4_format::{DType, Encoding, Offset, Program, Source, TextDefaults, Weight};
 use gemma4_kernels::Arch;
 
+use super::Target;
 use super::schedule::Schedule;
 use super::stages::Stages;
 use crate::methods::trace;
@@ -79,4 +80,19 @@ fn a_projection_stored_in_another_way_is_named() {
     let stages = Stages::find(&program).unwrap();
     let error = Schedule::new(&program, &stages, Arch::Sm80, 108).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("layers.3.self_attn.k_proj.weight"), "{error}");
+}
+
+#[test]
+fn no_kernel_takes_more_shared_memory_than_its_gpu_has() {
+    let program = program();
+    let stages = Stages::find(&program).unwrap();
+    for target in Arch::ALL.map(Target::Machine).into_iter().chain([Target::Ptx]) {
+        let arch = target.arch();
+        let schedule = Schedule::new(&program, &stages, arch, target.multiprocessors()).unwrap();
+        // PTX is to run where blocks have least.
+        let room = if target == Target::Ptx { 99 * 1024 } else { arch.shared_per_block() };
+        for kernel in &schedule.kernels {
+            assert!(kernel.shared <= room, "{target}: {} takes {}", kernel.symbol, kernel.shared);
+        }
+    }
 }
