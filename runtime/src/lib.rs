@@ -39,4 +39,6 @@ pub use device::{Device, DeviceSession};
 pub use error::{Error, ExitClass, Result};
 pub use program::{LoadedProgram, ProgramFile, WeightFile};
 pub use sampler::Sampling;
-pub use session::{FinishReason, Generation, Report, Session, SessionOptions};
+pub use session::{
+    FinishReason, Generation, LogitRules, Logprobs, Report, Session, SessionOptions,
+};

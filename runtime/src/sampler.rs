@@ -109,6 +109,12 @@ fn order(a: &Candidate, b: &Candidate) -> Ordering {
 /// A temperature so small that the largest logit divided by it overflows counts as 0. Logits of
 /// −∞ and NaN are never drawn while there is another one.
 pub fn sample(logits: &[f32], position: u32, sampling: &Sampling) -> u32 {
+    sample_min_p(logits, position, sampling, 0.0)
+}
+
+/// As [`sample`], never drawing a token whose probability at this temperature is below the share
+/// `min_p` of the most probable one's.
+pub fn sample_min_p(logits: &[f32], position: u32, sampling: &Sampling, min_p: f32) -> u32 {
     let best = argmax(logits);
     let largest = logits.get(best as usize).copied().unwrap_or(f32::NEG_INFINITY);
     let temperature = sampling.temperature;
@@ -123,6 +129,8 @@ pub fn sample(logits: &[f32], position: u32, sampling: &Sampling) -> u32 {
     if sampling.top_p < 1.0 {
         top_p(&mut candidates, f64::from(sampling.top_p));
     }
+    // Weights are relative to the most probable token's, which is 1.
+    candidates.retain(|candidate| candidate.weight >= f64::from(min_p));
     candidates.sort_unstable_by_key(|candidate| candidate.id);
     let total: f64 = candidates.iter().map(|c| c.weight).sum();
     let mut left = uniform(sampling.seed_words(), position) * total;
@@ -157,6 +165,17 @@ fn top_k(logits: &[f32], k: usize) -> Vec<Candidate> {
         kept.truncate(k);
     }
     kept
+}
+
+/// The `k` largest logits with their ids, largest first, the lower id first among equals; fewer
+/// where others are −∞ or NaN.
+pub fn most_probable(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
+    if k == 0 {
+        return Vec::new();
+    }
+    let mut candidates = top_k(logits, k);
+    candidates.sort_unstable_by(order);
+    candidates.into_iter().map(|candidate| (candidate.id, candidate.logit)).collect()
 }
 
 /// Keeps the shortest prefix in [`order`] that holds at least the share `p` of all weights.

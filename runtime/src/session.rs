@@ -1,5 +1,8 @@
 //! One conversation: what is in the context, and what comes next.
 
+mod modalities;
+mod rules;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +10,9 @@ use std::time::Instant;
 
 use gemma4_format::{Buffer, Dim, Extents, Op, Operand, Program};
 
-use crate::{Device, DeviceSession, Error, LoadedProgram, Result, Sampling, memory};
+use self::rules::HostDraws;
+pub use self::rules::{LogitRules, Logprobs, MAX_LOGPROBS};
+use crate::{Device, DeviceSession, Error, LoadedProgram, Result, Sampling, memory, sampler};
 
 /// What can be chosen about a session.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +81,8 @@ pub struct Session {
     /// Position after the last one written since the buffers were clean.
     written: u32,
     rings: Vec<Ring>,
+    /// Tokens that are never drawn.
+    suppressed: Vec<u32>,
     next: Next,
     report: Report,
 }
@@ -100,6 +107,7 @@ impl Session {
         }
         let chunk = chunk.min(context);
         let rings = rings(program, context);
+        let suppressed = modalities::token_ids(&program.source.config, program.vocab_size);
         Ok(Self {
             device: device.open_session(context, chunk)?,
             program: loaded,
@@ -108,9 +116,16 @@ impl Session {
             tokens: Vec::new(),
             written: 0,
             rings,
+            suppressed,
             next: Next::Nothing,
             report: Report::default(),
         })
+    }
+
+    /// Tokens that are never drawn, ascending: at first those that stand for images, audio and
+    /// video in the checkpoint's config, since a program takes text alone.
+    pub fn suppressed(&self) -> &[u32] {
+        &self.suppressed
     }
 
     /// Tokens that the context has room for.
@@ -170,13 +185,19 @@ impl Session {
     pub fn decode(&mut self, token: u32) -> Result<()> {
         self.check_room(1)?;
         self.check_tokens(&[token])?;
+        let start = Instant::now();
+        self.read(token)?;
+        self.report.decode_seconds += start.elapsed().as_secs_f64();
+        self.report.decode_tokens += 1;
+        Ok(())
+    }
+
+    /// A decode step on a token that was checked.
+    fn read(&mut self, token: u32) -> Result<()> {
         let position = self.position();
         self.next = Next::Nothing;
         self.written = self.written.max(position + 1);
-        let start = Instant::now();
         self.device.decode(token, position)?;
-        self.report.decode_seconds += start.elapsed().as_secs_f64();
-        self.report.decode_tokens += 1;
         self.tokens.push(token);
         self.next = Next::Logits;
         Ok(())
@@ -203,7 +224,20 @@ impl Session {
         max_new_tokens: u32,
         stop: &'a AtomicBool,
     ) -> Result<Generation<'a>> {
+        self.generate_by(sampling, &LogitRules::default(), max_new_tokens, stop)
+    }
+
+    /// As [`Session::generate`], with rules for the logits. Rules that are not neutral draw on the
+    /// host, with the same results on every device.
+    pub fn generate_by<'a>(
+        &'a mut self,
+        sampling: Sampling,
+        rules: &LogitRules,
+        max_new_tokens: u32,
+        stop: &'a AtomicBool,
+    ) -> Result<Generation<'a>> {
         sampling.check()?;
+        rules.check(self.program.program().vocab_size)?;
         if self.next == Next::Nothing {
             return Err(Error::NoLogits);
         }
@@ -218,11 +252,53 @@ impl Session {
             Next::Logits => max_new_tokens.min(self.context - position),
             _ => 0,
         };
+        let host = (!rules.is_neutral()).then(|| {
+            HostDraws::new(sampling, rules.clone(), self.suppressed.clone(), &self.tokens)
+        });
         let running = left > 0;
-        if running {
+        if running && host.is_none() {
             self.device.start(position, &sampling, left)?;
         }
-        Ok(Generation { session: self, stop, left, running, last: None, reason: None })
+        Ok(Generation {
+            source: host.map_or(Source::Device { sampling, started: running }, Source::Host),
+            session: self,
+            stop,
+            left,
+            running,
+            last: None,
+            logprobs: None,
+            reason: None,
+        })
+    }
+
+    /// Makes the context a prefix of `tokens` that is as long as possible, without the last of
+    /// them, and returns its length: [`Session::prefill`] of the rest then gives the logits.
+    ///
+    /// It is the common prefix of `tokens` and of what is in the context, or 0 if that can't be
+    /// taken back to ([`Session::rewind`]).
+    pub fn reuse(&mut self, tokens: &[u32]) -> u32 {
+        let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let same = same.min(tokens.len().saturating_sub(1)) as u32;
+        if !self.rewind(same) {
+            self.reset();
+        }
+        self.position()
+    }
+
+    /// Draws the next token anew where the device drew a suppressed one: from the remaining
+    /// tokens, by a random number of another key. So a token is drawn as often as if suppressed
+    /// ones had no probability, and devices need not know of them.
+    fn redraw(&mut self, sampling: &Sampling) -> Result<u32> {
+        let tokens = self.tokens.clone();
+        let kept = self.reuse(&tokens) as usize;
+        match &tokens[kept..] {
+            [last] => self.read(*last)?,
+            rest => self.prefill(rest)?,
+        }
+        let mut logits = self.device.logits()?;
+        rules::suppress(&mut logits, &self.suppressed);
+        let sampling = Sampling { seed: !sampling.seed, ..*sampling };
+        Ok(sampler::sample(&logits, self.position(), &sampling))
     }
 
     /// Takes tokens back, so that `to` are left in the context.
@@ -275,6 +351,15 @@ impl Session {
     }
 }
 
+/// Who draws the tokens of a generation.
+#[derive(Debug)]
+enum Source {
+    /// The device, which feeds each token back itself once it was started.
+    Device { sampling: Sampling, started: bool },
+    /// This process, from logits that it asks for.
+    Host(HostDraws),
+}
+
 /// Tokens of one answer, drawn as they are asked for.
 ///
 /// After the last one, or an error, [`Generation::reason`] says why it ended.
@@ -283,10 +368,12 @@ pub struct Generation<'a> {
     stop: &'a AtomicBool,
     /// Tokens that may still be drawn.
     left: u32,
-    /// Whether the device is between `start` and `finish`.
+    source: Source,
+    /// Whether more may be drawn; false after an error.
     running: bool,
     /// The token drawn last.
     last: Option<u32>,
+    logprobs: Option<Logprobs>,
     reason: Option<FinishReason>,
 }
 
@@ -301,27 +388,68 @@ impl Generation<'_> {
         self.last
     }
 
+    /// Log-probabilities of the token drawn last, if the rules ask for them.
+    pub fn logprobs(&self) -> Option<&Logprobs> {
+        self.logprobs.as_ref()
+    }
+
     fn draw(&mut self) -> Result<u32> {
-        let session = &mut *self.session;
-        session.next = Next::Nothing;
+        let first = self.last.is_none();
         let start = Instant::now();
-        let token = session.device.next_token()?;
-        match self.last.replace(token) {
-            // A device may still be reading the prompt when the first token is asked for.
-            None => session.report.prefill_seconds += start.elapsed().as_secs_f64(),
-            Some(read) => {
-                session.report.decode_seconds += start.elapsed().as_secs_f64();
-                session.report.decode_tokens += 1;
-                session.tokens.push(read);
+        let token = self.draw_token()?;
+        // A device may still be reading the prompt when the first token is asked for.
+        let report = &mut self.session.report;
+        match first {
+            true => report.prefill_seconds += start.elapsed().as_secs_f64(),
+            false => {
+                report.decode_seconds += start.elapsed().as_secs_f64();
+                report.decode_tokens += 1;
             }
         }
-        session.next = Next::Token(token);
+        self.session.next = Next::Token(token);
+        self.last = Some(token);
         self.left -= 1;
         Ok(token)
     }
 
+    fn draw_token(&mut self) -> Result<u32> {
+        let session = &mut *self.session;
+        session.next = Next::Nothing;
+        match &mut self.source {
+            Source::Host(draws) => {
+                if let Some(read) = self.last {
+                    session.read(read)?;
+                }
+                let logits = session.device.logits()?;
+                let (token, logprobs) = draws.draw(logits, session.position());
+                self.logprobs = logprobs;
+                Ok(token)
+            }
+            Source::Device { sampling, started } => {
+                let mut read = self.last;
+                if !*started && let Some(token) = read.take() {
+                    session.read(token)?;
+                    session.device.start(session.position(), sampling, self.left)?;
+                    *started = true;
+                }
+                let token = session.device.next_token()?;
+                // The step that draws a token has read the one before.
+                session.tokens.extend(read);
+                if !session.suppressed.contains(&token) {
+                    return Ok(token);
+                }
+                let sampling = *sampling;
+                self.end()?;
+                self.session.redraw(&sampling)
+            }
+        }
+    }
+
+    /// Takes the device out of its generation.
     fn end(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.running) {
+        if let Source::Device { started, .. } = &mut self.source
+            && std::mem::take(started)
+        {
             let written = self.session.device.finish()?;
             self.session.written = self.session.written.max(written);
         }
@@ -353,6 +481,7 @@ impl Iterator for Generation<'_> {
         }
         match self.draw() {
             Err(error) => {
+                self.running = false;
                 let _ = self.end();
                 Some(Err(error))
             }

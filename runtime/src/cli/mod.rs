@@ -1,14 +1,16 @@
 //! What the commands have in common: exit codes, progress, interrupts and how text is printed.
 
+pub mod answering;
+
 mod arguments;
+mod interrupt;
 mod progress;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use arguments::Files;
+pub use interrupt::Interrupt;
 pub use progress::Progress;
 
 use crate::{Error, ExitClass};
@@ -46,7 +48,8 @@ fn exit_class(error: &anyhow::Error) -> ExitClass {
     ExitClass::Failure
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// Whether a reader of stdout has closed it.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
     })
@@ -69,19 +72,6 @@ pub fn sentence(error: &anyhow::Error) -> String {
         cause if said.contains(&cause) => said,
         cause => format!("{said}: {cause}"),
     })
-}
-
-/// A flag that the first Ctrl-C (or SIGTERM) sets; the second ends the process with code 130.
-pub fn interrupt_flag() -> anyhow::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = Arc::clone(&flag);
-    ctrlc::set_handler(move || {
-        if set.swap(true, Ordering::SeqCst) {
-            #[expect(clippy::exit, reason = "the user asked a second time")]
-            std::process::exit(i32::from(INTERRUPTED));
-        }
-    })?;
-    Ok(flag)
 }
 
 /// `1.5 GB`, `12.0 MB`: a size for people, in powers of ten.

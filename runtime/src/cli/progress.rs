@@ -18,9 +18,14 @@ impl Progress {
         Self::new(what, "{msg} {pos}/{len} tokens {wide_bar} {eta}")
     }
 
+    /// No bar, for whoever asks for quiet.
+    pub fn hidden() -> Self {
+        Self(ProgressBar::hidden())
+    }
+
     fn new(what: &'static str, template: &str) -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self(ProgressBar::hidden());
+            return Self::hidden();
         }
         let bar = ProgressBar::no_length().with_message(what);
         if let Ok(style) = ProgressStyle::with_template(template) {

@@ -47,6 +47,12 @@ pub enum TextError {
         /// The limit that was reached, with its unit.
         limit: String,
     },
+    /// A conversation is not in the shape of OpenAI's chat API.
+    #[error("the messages can't be read: {reason}")]
+    Messages {
+        /// Which message, and what is wrong with it.
+        reason: String,
+    },
     /// Every private-use character occurs in the conversation, so none is left to mark text with.
     #[error("the conversation uses all of Unicode's private-use characters; remove some")]
     NoMarkLeft,

@@ -1,0 +1,268 @@
+//! `gemma4-run`: answers prompts, or talks.
+
+mod answer;
+mod arguments;
+mod conversation;
+mod input;
+mod interactive;
+mod output;
+mod printer;
+mod prompt;
+mod repetition;
+mod stats;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use serde_json::Value;
+
+use self::answer::{Answer, End, Event, Request};
+pub use self::arguments::Arguments;
+use self::arguments::Format;
+use self::input::Job;
+use self::printer::Printer;
+use self::prompt::Prompter;
+use self::stats::{Place, Stats};
+use super::{Files, INTERRUPTED, Interrupt, Progress, Usage};
+use crate::{LoadedProgram, OpenDevice, Session, SessionOptions, cuda};
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps a prompt from being answered.
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    check(&arguments)?;
+    let jobs = input::read(&arguments)?;
+    let started = Instant::now();
+    let Files { model_path, data_path } = &arguments.files;
+    let program = Arc::new(LoadedProgram::map(model_path, data_path)?);
+    let prompter = Prompter::new(&arguments, &program)?;
+    let text = &program.program().text;
+    arguments.sampling(text, 0).check()?;
+    arguments.rules().check(program.program().vocab_size)?;
+    // What one prompt has wrong is said before the weights are read.
+    let first = match &jobs[..] {
+        [job] if arguments.prompts.is_none() => Some(prompter.encode(&job.prompt)?),
+        _ => None,
+    };
+    let device = load(&arguments, Arc::clone(&program))?;
+    let options = SessionOptions { max_context: arguments.max_context, prefill_chunk: None };
+    let session = Session::new(device.device(), options)?;
+    let place = Place::new(&device, session.context(), started.elapsed().as_secs_f64());
+    let mut runner = Runner {
+        arguments: &arguments,
+        program: &program,
+        prompter,
+        device: &device,
+        session,
+        place,
+        interrupt: Interrupt::install()?,
+    };
+    if arguments.interactive {
+        return interactive::talk(&mut runner);
+    }
+    runner.answer_all(jobs, first)
+}
+
+/// What clap can't say about flags.
+fn check(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.logprobs.is_some() && arguments.output == Format::Text {
+        return Err(Usage("--logprobs needs --output json or jsonl".to_owned()).into());
+    }
+    if arguments.output != Format::Text && arguments.thoughts.is_some() {
+        let why = "--thoughts is for text; JSON has thoughts in a field of their own";
+        return Err(Usage(why.to_owned()).into());
+    }
+    Ok(())
+}
+
+/// Brings the weights to the device.
+fn load(arguments: &Arguments, program: Arc<LoadedProgram>) -> anyhow::Result<OpenDevice> {
+    let bar = if arguments.quiet { Progress::hidden() } else { Progress::bytes("loading") };
+    let options = cuda::Options {
+        max_context: arguments.max_context,
+        graphs: !arguments.no_graphs,
+        ..cuda::Options::default()
+    };
+    let progress = |done, total| bar.set(done, total);
+    let note = |text: &str| {
+        if !arguments.quiet {
+            super::note(text);
+        }
+    };
+    Ok(arguments.device.open(program, options, &progress, &note)?)
+}
+
+/// A loaded model, ready to answer.
+struct Runner<'a> {
+    arguments: &'a Arguments,
+    program: &'a LoadedProgram,
+    prompter: Prompter,
+    device: &'a OpenDevice,
+    session: Session,
+    place: Place,
+    interrupt: Interrupt,
+}
+
+impl Runner<'_> {
+    /// Answers one prompt after another and writes the answers.
+    fn answer_all(
+        &mut self,
+        jobs: Vec<Job>,
+        mut first: Option<Vec<u32>>,
+    ) -> anyhow::Result<ExitCode> {
+        let many = self.arguments.prompts.is_some();
+        let (mut documents, mut reports) = (Vec::new(), Vec::new());
+        let mut code = 0;
+        for job in jobs {
+            self.session.reset();
+            let id = job.id.clone();
+            let done = self.answer(job, first.take());
+            let (answer, stats) = match done {
+                Ok(done) => done,
+                Err(error) if many && !super::is_broken_pipe(&error) => {
+                    let error = super::sentence(&error);
+                    super::say(&format!("error: {error}\n"));
+                    documents.extend(self.write(output::failed(id, &error))?);
+                    code = 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let tokenizer = self.prompter.tokenizer();
+            let document = output::answered(id, &answer, &stats, &self.place, tokenizer);
+            documents.extend(self.write(document)?);
+            if !self.arguments.quiet {
+                let place = if reports.is_empty() { self.place.text() } else { String::new() };
+                super::say(&(place + &stats.text(&self.place, &answer)));
+            }
+            reports.push(stats.json(&self.place, &answer));
+            if answer.end == End::Interrupted {
+                code = INTERRUPTED;
+                break;
+            }
+        }
+        if self.arguments.output == Format::Json {
+            print_json(&unless_one(documents, many))?;
+        }
+        if let Some(path) = &self.arguments.stats_json {
+            write_stats(path, &unless_one(reports, many))?;
+        }
+        Ok(ExitCode::from(code))
+    }
+
+    /// Writes a line where each answer is one; hands back what a document is made of.
+    fn write(&self, answer: Value) -> anyhow::Result<Option<Value>> {
+        match self.arguments.output {
+            Format::Text => Ok(None),
+            Format::Json => Ok(Some(answer)),
+            Format::Jsonl => {
+                print_line(&serde_json::to_string(&answer)?)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn answer(&mut self, job: Job, ids: Option<Vec<u32>>) -> anyhow::Result<(Answer, Stats)> {
+        let ids = match ids {
+            Some(ids) => Some(ids),
+            None => self.prompter.encode_or_interrupt(job.prompt, self.interrupt.flag())?,
+        };
+        let Some(ids) = ids else { return Ok((Answer::interrupted(), Stats::default())) };
+        let mut request = self.request(ids);
+        request.sampling.seed = job.seed.unwrap_or(request.sampling.seed);
+        request.max_new_tokens = job.max_new_tokens.unwrap_or(request.max_new_tokens);
+        let mut printer = match self.arguments.output {
+            Format::Text => Some(Printer::new(self.arguments.thoughts)),
+            Format::Json | Format::Jsonl => None,
+        };
+        let (answer, stats) = self.ask(&request, printer.as_mut())?;
+        if let Some(printer) = printer.as_mut().filter(|_| answer.first_token_seconds.is_some()) {
+            printer.end()?;
+        }
+        Ok((answer, stats))
+    }
+
+    /// What the flags say of a prompt.
+    fn request(&self, ids: Vec<u32>) -> Request {
+        Request {
+            ids,
+            sampling: self.arguments.sampling(&self.program.program().text, fresh_seed()),
+            rules: self.arguments.rules(),
+            max_new_tokens: self.arguments.max_new_tokens.unwrap_or(u32::MAX),
+            stop_strings: self.arguments.stop.clone(),
+            detect_loops: self.arguments.detect_loops,
+        }
+    }
+
+    /// Answers a request, writing the text as it comes if there is a printer.
+    fn ask(
+        &mut self,
+        request: &Request,
+        mut printer: Option<&mut Printer>,
+    ) -> anyhow::Result<(Answer, Stats)> {
+        if self.arguments.verbose {
+            super::say(&format!("{:?}\n", self.prompter.spell(&request.ids)));
+        }
+        let mut bar = Some(match self.arguments.quiet {
+            true => Progress::hidden(),
+            false => Progress::tokens("reading the prompt"),
+        });
+        let (mut calls, mut calls_before) = (None, None);
+        let device = self.device;
+        let tokenizer = self.prompter.tokenizer();
+        let flag = self.interrupt.flag();
+        let answer = answer::answer(&mut self.session, tokenizer, request, flag, |event| {
+            match (event, printer.as_mut()) {
+                (Event::Read(done, total), _) if done < total => {
+                    if let Some(bar) = &bar {
+                        bar.set(done as u64, total as u64);
+                    }
+                }
+                (Event::Read(..), _) => bar = None,
+                (Event::Drawn, _) => {
+                    let now = device.calls();
+                    let before = *calls_before.get_or_insert(now);
+                    calls = now.zip(before).map(|(now, before)| now.since(before));
+                }
+                (Event::Part(part), Some(printer)) => printer.part(part)?,
+                (Event::Part(_), None) => {}
+            }
+            Ok(())
+        })?;
+        let sampling = &request.sampling;
+        let seed = (sampling.temperature > 0.0).then_some(sampling.seed);
+        Ok((answer, Stats { calls, seed }))
+    }
+}
+
+/// A number that nobody can predict, from the standard library's own source of keys.
+fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// A list, or its only element where there was one question.
+fn unless_one(mut values: Vec<Value>, many: bool) -> Value {
+    if many { Value::Array(values) } else { values.pop().unwrap_or_default() }
+}
+
+fn print_json(value: &Value) -> anyhow::Result<()> {
+    print_line(&serde_json::to_string_pretty(value)?)
+}
+
+fn print_line(line: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+fn write_stats(path: &Path, stats: &Value) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(stats)?;
+    fs::write(path, json + "\n").with_context(|| format!("cannot write `{}`", path.display()))
+}

@@ -1,0 +1,136 @@
+//! Conversations as ids.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::arguments::Arguments;
+use crate::LoadedProgram;
+use crate::cli::Usage;
+use crate::text::{Chat, ChatTemplate, ControlText, Messages, Tokenizer};
+
+/// Looks whether the user has interrupted, while something is encoded.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A prompt before it is encoded.
+#[derive(Clone, Debug)]
+pub(super) enum Prompt {
+    /// To be answered by the chat template.
+    Chat(Messages),
+    /// To be continued as it is.
+    Raw(String),
+}
+
+/// Turns prompts into ids. Clones share everything.
+#[derive(Clone, Debug)]
+pub(super) struct Prompter {
+    tokenizer: Tokenizer,
+    template: Option<Arc<ChatTemplate>>,
+    enable_thinking: Option<bool>,
+    bos: Option<u32>,
+}
+
+impl Prompter {
+    /// Takes tokenizer and template of the program, or those that the flags name.
+    pub(super) fn new(arguments: &Arguments, program: &LoadedProgram) -> anyhow::Result<Self> {
+        let tokenizer = tokenizer(arguments, program)?;
+        let text = &program.program().text;
+        let spelled = |id: Option<&u32>| id.and_then(|id| tokenizer.id_to_token(*id));
+        let bos = spelled(text.bos_token.as_ref()).unwrap_or_default();
+        let eos = spelled(text.stop_tokens.first()).unwrap_or_default();
+        let variables = [("bos_token", bos.as_str()), ("eos_token", eos.as_str())];
+        let template = match program.file().chat_template() {
+            "" if !arguments.raw_prompt => {
+                let why = "the program holds no chat template: use --raw_prompt, or export it \
+                           again with --chat-template FILE";
+                return Err(Usage(why.to_owned()).into());
+            }
+            "" => None,
+            _ if arguments.raw_prompt => None,
+            source => Some(Arc::new(ChatTemplate::new(source, variables)?)),
+        };
+        Ok(Self {
+            tokenizer,
+            template,
+            enable_thinking: arguments.enable_thinking(),
+            bos: text.bos_token.filter(|_| !arguments.no_bos),
+        })
+    }
+
+    pub(super) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The ids of a prompt, with the model's turn begun.
+    pub(super) fn encode(&self, prompt: &Prompt) -> anyhow::Result<Vec<u32>> {
+        match (prompt, &self.template) {
+            (Prompt::Chat(conversation), Some(template)) => {
+                let Messages { messages, tools } = conversation;
+                let chat = Chat {
+                    messages,
+                    tools: (!tools.is_empty()).then_some(tools.as_slice()),
+                    enable_thinking: self.enable_thinking,
+                    add_generation_prompt: true,
+                };
+                let rendered = template.render(&chat, &self.tokenizer)?;
+                Ok(self.tokenizer.encode_rendered(&rendered)?)
+            }
+            (Prompt::Chat(_), None) => {
+                let why = "`messages` need the chat template, and --raw_prompt does without";
+                Err(Usage(why.to_owned()).into())
+            }
+            (Prompt::Raw(text), _) => Ok(self.tokenizer.encode_raw(text, self.bos)?),
+        }
+    }
+
+    /// As [`Prompter::encode`], or `None` as soon as the user interrupts: a prompt of many
+    /// megabytes takes seconds, and its encoding can't be stopped but by leaving it alone.
+    pub(super) fn encode_or_interrupt(
+        &self,
+        prompt: Prompt,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<Option<Vec<u32>>> {
+        let (sender, receiver) = mpsc::channel();
+        let prompter = self.clone();
+        thread::Builder::new()
+            .name("encode".to_owned())
+            .spawn(move || {
+                // Nobody waits any more after an interrupt.
+                let _ = sender.send(prompter.encode(&prompt));
+            })
+            .context("cannot start a thread")?;
+        loop {
+            match receiver.recv_timeout(LOOK) {
+                Ok(ids) => return ids.map(Some),
+                Err(mpsc::RecvTimeoutError::Timeout) if interrupted.load(Ordering::Relaxed) => {
+                    return Ok(None);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(error) => return Err(error).context("the prompt can't be encoded"),
+            }
+        }
+    }
+
+    /// The ids' text, control tokens spelled out.
+    pub(super) fn spell(&self, ids: &[u32]) -> String {
+        self.tokenizer.decode(ids, ControlText::Show)
+    }
+}
+
+fn tokenizer(arguments: &Arguments, program: &LoadedProgram) -> anyhow::Result<Tokenizer> {
+    if let Some(path) = &arguments.tokenizer_path {
+        let bytes = fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        return Tokenizer::from_bytes(&bytes).with_context(|| format!("`{}`", path.display()));
+    }
+    match program.file().tokenizer() {
+        [] => {
+            let why = "the program holds no tokenizer; give one with --tokenizer_path";
+            Err(Usage(why.to_owned()).into())
+        }
+        bytes => Ok(Tokenizer::from_bytes(bytes)?),
+    }
+}
