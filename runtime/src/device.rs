@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use crate::{LoadedProgram, Result, Sampling};
+use gemma4_format::BufferId;
+
+use crate::{Error, LoadedProgram, Result, Sampling};
 
 /// A program whose weights a device can reach.
 pub trait Device {
@@ -50,6 +52,17 @@ pub trait DeviceSession: Send {
     /// Ends the generation and returns the position after the last one that any step has written
     /// to the buffers, steps that ran ahead included.
     fn finish(&mut self) -> Result<u32>;
+
+    /// The bytes of the first `rows` rows of a buffer, as [`DeviceSession::write_buffer`] takes
+    /// them.
+    fn read_buffer(&mut self, _buffer: BufferId, _rows: u32) -> Result<Vec<u8>> {
+        Err(Error::Device("sessions are saved and restored on the CPU alone".to_owned()))
+    }
+
+    /// Writes the first rows of a buffer.
+    fn write_buffer(&mut self, _buffer: BufferId, _rows: &[u8]) -> Result<()> {
+        Err(Error::Device("sessions are saved and restored on the CPU alone".to_owned()))
+    }
 
     /// Largest memory used on the device in bytes, if it has its own.
     fn peak_memory(&self) -> Option<u64> {

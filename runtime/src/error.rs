@@ -110,6 +110,12 @@ pub enum Error {
         /// Bytes that the system says are free, 0 where it only refused.
         available: u64,
     },
+    /// A session's file was refused, or could not be written.
+    #[error("the saved session can't be used: {why}")]
+    SavedSession {
+        /// What is wrong with it.
+        why: String,
+    },
     /// No usable device, or one that lacks something that the program needs.
     #[error("{0}")]
     Device(String),

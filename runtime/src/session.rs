@@ -2,6 +2,7 @@
 
 mod modalities;
 mod rules;
+mod saved;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! What the commands have in common: exit codes, progress, interrupts and how text is printed.
 
 pub mod answering;
+pub mod evaluation;
 
 mod arguments;
 mod interrupt;

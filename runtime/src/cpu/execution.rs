@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gemma4_format::{Dim, Extents, Fact, Method, Node, Op, Operand, ValueId, ValueType};
+use gemma4_format::{BufferId, Dim, Extents, Fact, Method, Node, Op, Operand, ValueId, ValueType};
 
 use super::Cpu;
 use super::attention::{Shape, attention};
@@ -104,6 +104,13 @@ impl Execution {
         };
         let last = Entry::Prefill;
         Ok(Self { cpu, context, chunk, decode, prefill, buffers, memory, last, generation: None })
+    }
+
+    /// Numbers in one row of a buffer.
+    fn row_length(&self, buffer: BufferId) -> usize {
+        let dims = &self.cpu.0.program.program().buffers[buffer as usize].dims;
+        let extents = Extents { rows: 1, context: self.context };
+        dims.iter().skip(1).map(|dim| dim.resolve(extents) as usize).product()
     }
 
     /// Runs a method on the tokens of positions `position ..` and returns its output `token`.
@@ -227,11 +234,29 @@ impl DeviceSession for Execution {
         Ok(token)
     }
 
+    fn read_buffer(&mut self, buffer: BufferId, rows: u32) -> Result<Vec<u8>> {
+        let length = rows as usize * self.row_length(buffer);
+        let floats = self.buffers[buffer as usize].as_slice().get(..length);
+        let floats = floats.ok_or_else(|| Error::Device(NO_ROWS.to_owned()))?;
+        Ok(floats.iter().flat_map(|x| x.to_le_bytes()).collect())
+    }
+
+    fn write_buffer(&mut self, buffer: BufferId, rows: &[u8]) -> Result<()> {
+        let floats = self.buffers[buffer as usize].as_mut_slice().get_mut(..rows.len() / 4);
+        let floats = floats.ok_or_else(|| Error::Device(NO_ROWS.to_owned()))?;
+        for (x, bytes) in floats.iter_mut().zip(rows.chunks_exact(4)) {
+            *x = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<u32> {
         // The token drawn last has been read by no step.
         Ok(self.generation.take().map_or(0, |running| running.position - 1))
     }
 }
+
+const NO_ROWS: &str = "a buffer of the CPU has fewer rows than were asked for";
 
 /// One call of a method.
 struct Call<'a> {

@@ -143,6 +143,25 @@ pub struct Arguments {
     #[arg(long = "no_graphs", alias = "no-graphs", help_heading = "Device")]
     pub(super) no_graphs: bool,
 
+    /// Continue a context that was saved: what the prompt has in common with it is not read again
+    #[arg(
+        long = "load_session",
+        alias = "load-session",
+        value_name = "FILE",
+        conflicts_with = "prompts",
+        help_heading = "Device"
+    )]
+    pub(super) load_session: Option<PathBuf>,
+    /// Save the context at the end, for --load_session with the same program; on the CPU alone
+    #[arg(
+        long = "save_session",
+        alias = "save-session",
+        value_name = "FILE",
+        conflicts_with = "prompts",
+        help_heading = "Device"
+    )]
+    pub(super) save_session: Option<PathBuf>,
+
     /// text as it is generated, or JSON: a document, or a line for each prompt
     #[arg(
         long,

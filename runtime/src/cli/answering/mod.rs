@@ -11,8 +11,8 @@ mod prompt;
 mod repetition;
 mod stats;
 
-use std::fs;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -63,10 +63,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         place,
         interrupt: Interrupt::install()?,
     };
-    if arguments.interactive {
-        return interactive::talk(&mut runner);
+    if let Some(path) = &arguments.load_session {
+        restore(&mut runner.session, path)?;
     }
-    runner.answer_all(jobs, first)
+    let code = match arguments.interactive {
+        true => interactive::talk(&mut runner)?,
+        false => runner.answer_all(jobs, first)?,
+    };
+    if let Some(path) = &arguments.save_session {
+        save(&mut runner.session, path)?;
+    }
+    Ok(code)
 }
 
 /// What clap can't say about flags.
@@ -120,7 +127,9 @@ impl Runner<'_> {
         let (mut documents, mut reports) = (Vec::new(), Vec::new());
         let mut code = 0;
         for job in jobs {
-            self.session.reset();
+            if many {
+                self.session.reset();
+            }
             let id = job.id.clone();
             let done = self.answer(job, first.take());
             let (answer, stats) = match done {
@@ -239,6 +248,26 @@ impl Runner<'_> {
         let seed = (sampling.temperature > 0.0).then_some(sampling.seed);
         Ok((answer, Stats { calls, seed }))
     }
+}
+
+fn restore(session: &mut Session, path: &Path) -> anyhow::Result<()> {
+    let file = File::open(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    session.restore(&mut BufReader::new(file)).with_context(|| format!("`{}`", path.display()))
+}
+
+/// Writes the context; a file of that name is replaced when all is written.
+fn save(session: &mut Session, path: &Path) -> anyhow::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let written = File::create(&partial)
+        .map_err(anyhow::Error::from)
+        .and_then(|file| Ok(session.save(&mut BufWriter::new(file))?))
+        .and_then(|()| Ok(fs::rename(&partial, path)?));
+    if written.is_err() {
+        // What is left of it helps nobody.
+        let _ = fs::remove_file(&partial);
+    }
+    written.with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 /// A number that nobody can predict, from the standard library's own source of keys.
