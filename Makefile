@@ -7,7 +7,7 @@ MODEL ?= ci/models/tiny-chat-int4
 PROMPT ?= What is the capital of France?
 BIN := target/release
 
-.PHONY: help build demo test lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle clean
+.PHONY: help build demo test lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ bench: build ## prefill and decode speed of the bundled model on the CPU
 	@ci/export_model_artifact.sh --prequantized $(MODEL) --output-dir $(OUT)/bench
 	@$(BIN)/gemma4-bench --model_path $(OUT)/bench/model.pte --data_path $(OUT)/bench/model.ptd \
 		--device cpu -p 32,512 -n 128 -r 3
+
+dist: ## pack the commands into an archive under OUT and try it in an empty root
+	ci/dist.sh $(OUT)/dist
 
 clean: ## remove what was built and exported
 	$(CARGO) clean

@@ -129,6 +129,14 @@ impl Session {
         &self.suppressed
     }
 
+    /// Adds tokens that are never drawn; ids outside the vocabulary are left out.
+    pub fn suppress(&mut self, tokens: impl IntoIterator<Item = u32>) {
+        let vocabulary = self.program.program().vocab_size;
+        self.suppressed.extend(tokens.into_iter().filter(|token| *token < vocabulary));
+        self.suppressed.sort_unstable();
+        self.suppressed.dedup();
+    }
+
     /// Tokens that the context has room for.
     pub fn context(&self) -> u32 {
         self.context

@@ -23,7 +23,7 @@ use gemma4_runtime::cli;
 /// appear when both are complete. The same checkpoint and flags give the same bytes.
 #[derive(Parser, Debug)]
 #[command(name = "gemma4-export", version, after_help = EXAMPLES)]
-struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     input: Input,
     /// Where model.pte and model.ptd go
@@ -95,7 +95,7 @@ Examples:
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.";
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,

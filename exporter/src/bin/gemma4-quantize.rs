@@ -18,7 +18,7 @@ use gemma4_runtime::cli;
 /// rows at a time, so memory does not depend on the size of the model.
 #[derive(Debug, Parser)]
 #[command(name = "gemma4-quantize", version, after_long_help = EXAMPLES)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// Hugging Face directory of the checkpoint
     #[arg(long, value_name = "DIR")]
     model_dir: PathBuf,
@@ -66,7 +66,7 @@ Example:
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted (nothing is left behind)";
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 /// read once; operations are two for each weight and row.
 #[derive(Parser, Debug)]
 #[command(name = "gemma4-bench", version, after_help = EXAMPLES)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// The program, written by gemma4-export
     #[arg(long = "model_path", alias = "model-path", value_name = "FILE.pte")]
     model_path: PathBuf,
@@ -86,7 +86,7 @@ Examples:
   gemma4-bench --model_path model.pte --data_path model.ptd -p 512,2048 -n 128 -d 0,2048
   gemma4-bench --model_path 31b.pte --random-weights 1 -p 2048 -n 256 -o json";
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     cli::run(|| bench(&arguments))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use gemma4_runtime::cli::{self, evaluation};
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let arguments = evaluation::Arguments::parse();
     cli::run(|| evaluation::run(arguments))
 }

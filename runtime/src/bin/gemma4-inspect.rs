@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Tell what is in an exported program.
 #[derive(Parser, Debug)]
 #[command(name = "gemma4-inspect", version, after_help = EXAMPLES)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// The program
     #[arg(value_name = "FILE.pte")]
     program: PathBuf,
@@ -34,7 +34,7 @@ Examples:
   gemma4-inspect model.pte --verify model.ptd
   gemma4-inspect model.pte --graph | less";
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     cli::run(|| inspect(&arguments))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use gemma4_runtime::cli::{self, answering};
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let arguments = answering::Arguments::parse();
     cli::run(|| answering::run(arguments))
 }

@@ -11,4 +11,5 @@ mod hostile;
 mod injection;
 mod stream;
 mod template;
+mod thought;
 mod tokenizer;

@@ -101,7 +101,7 @@ fn any_id() -> impl Strategy<Value = u32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn pieces_are_the_batch_decode(ids in proptest::collection::vec(any_id(), 0..40)) {

@@ -29,6 +29,7 @@ use self::printer::Printer;
 use self::prompt::Prompter;
 use self::stats::{Place, Stats};
 use super::{Files, INTERRUPTED, Interrupt, Progress, Usage};
+use crate::text::modality_ids;
 use crate::{LoadedProgram, OpenDevice, Session, SessionOptions, cuda};
 
 /// Runs the command.
@@ -52,7 +53,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     };
     let device = load(&arguments, Arc::clone(&program))?;
     let options = SessionOptions { max_context: arguments.max_context, prefill_chunk: None };
-    let session = Session::new(device.device(), options)?;
+    let mut session = Session::new(device.device(), options)?;
+    session.suppress(modality_ids(prompter.tokenizer()));
     let place = Place::new(&device, session.context(), started.elapsed().as_secs_f64());
     let mut runner = Runner {
         arguments: &arguments,

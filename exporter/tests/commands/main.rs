@@ -1,5 +1,10 @@
 //! The commands that run a program, as a user meets them, on the bundled model.
 
+mod chat;
+mod evaluation;
+mod scripts;
+mod single_file;
+
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
