@@ -13,6 +13,7 @@ mod exactness;
 mod generation;
 mod lengths;
 mod report;
+mod rules;
 mod sampling;
 mod sessions;
 mod subject;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
                 exactness::run(&mut report, &bundle, &subject, &truth);
                 lengths::run(&mut report, &subject, &truth);
                 sampling::run(&mut report, &arguments.device, &subject, &truth);
+                rules::run(&mut report, &subject, &truth);
                 sessions::run(&mut report, &subject, &truth);
                 generation::run(&mut report, &bundle, &subject, &truth);
             }
