@@ -10,12 +10,12 @@ pub struct Progress(ProgressBar);
 impl Progress {
     /// A bar over bytes, named by what is being done.
     pub fn bytes(what: &'static str) -> Self {
-        Self::new(what, "{msg} {bytes}/{total_bytes} {wide_bar} {bytes_per_sec} {eta}  ")
+        Self::new(what, "{msg} {bytes}/{total_bytes} {wide_bar} {bytes_per_sec} {eta}")
     }
 
     /// A bar over tokens.
     pub fn tokens(what: &'static str) -> Self {
-        Self::new(what, "{msg} {pos}/{len} tokens {wide_bar} {eta}  ")
+        Self::new(what, "{msg} {pos}/{len} tokens {wide_bar} {eta}")
     }
 
     /// No bar, for whoever asks for quiet.
@@ -23,8 +23,6 @@ impl Progress {
         Self(ProgressBar::hidden())
     }
 
-    /// A template leaves the last two columns free: there a terminal shows `^C`, which would break
-    /// a full line in two.
     fn new(what: &'static str, template: &str) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self::hidden();
