@@ -29,7 +29,6 @@ impl Interrupt {
             state.flag.store(true, Ordering::SeqCst);
             let less = |patience: u32| patience.checked_sub(1);
             if state.patience.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
-                #[expect(clippy::exit, reason = "the user asked again, or nothing else runs")]
                 process::exit(i32::from(INTERRUPTED));
             }
         })?;
