@@ -10,7 +10,8 @@ use std::sync::atomic::AtomicBool;
 use common::{Config, Model, Random};
 use gemma4_runtime::cpu::Cpu;
 use gemma4_runtime::{
-    Error, FinishReason, LogitRules, Logprobs, Sampling, Session, SessionOptions,
+    Device, DeviceSession, Error, FinishReason, LoadedProgram, LogitRules, Logprobs, Result,
+    Sampling, Session, SessionOptions,
 };
 
 const VOCABULARY: u32 = 97;
@@ -262,6 +263,73 @@ fn a_suppressed_token_is_drawn_anew_in_the_shortest_rings() {
     assert_eq!(found, draw(&cpu, &prompt, Sampling::GREEDY, &on_host, 12).0);
     assert_eq!(found[0], greedy[0]);
     assert!(!found.contains(&greedy[1]));
+}
+
+/// A device that claims to have run ahead, as a GPU does: so its rings give back fewer tokens.
+struct Ahead(Cpu);
+
+struct AheadSession(Box<dyn DeviceSession>);
+
+impl Device for Ahead {
+    fn program(&self) -> &Arc<LoadedProgram> {
+        self.0.program()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn open_session(&self, context: u32, chunk: u32) -> Result<Box<dyn DeviceSession>> {
+        Ok(Box::new(AheadSession(self.0.open_session(context, chunk)?)))
+    }
+}
+
+impl DeviceSession for AheadSession {
+    fn prefill(&mut self, tokens: &[u32], position: u32) -> Result<()> {
+        self.0.prefill(tokens, position)
+    }
+
+    fn decode(&mut self, token: u32, position: u32) -> Result<()> {
+        self.0.decode(token, position)
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>> {
+        self.0.logits()
+    }
+
+    fn start(&mut self, position: u32, sampling: &Sampling, limit: u32) -> Result<()> {
+        self.0.start(position, sampling, limit)
+    }
+
+    fn next_token(&mut self) -> Result<u32> {
+        self.0.next_token()
+    }
+
+    fn finish(&mut self) -> Result<u32> {
+        Ok(self.0.finish()? + 4)
+    }
+}
+
+#[test]
+fn a_token_is_drawn_anew_where_nothing_can_be_taken_back() {
+    let config = Config { ring: 7, chunk: 1, ..Config::default() };
+    let mut model = Model::new(&config);
+    let prompt = Random(9).tokens(20, VOCABULARY);
+    let cpu = Cpu::new(model.load()).expect("a device");
+    let greedy = draw(&cpu, &prompt, Sampling::GREEDY, &LogitRules::default(), 3).0;
+    model.program.source.config = format!(r#"{{"image_token_id": {}}}"#, greedy[1]);
+    let cpu = Cpu::new(model.load()).expect("a device");
+    let expected = draw(&cpu, &prompt, Sampling::GREEDY, &LogitRules::default(), 12).0;
+    let ahead = Ahead(cpu);
+    let mut session = Session::new(&ahead, SessionOptions::default()).expect("small");
+    session.prefill(&prompt).expect("fits");
+    session.take_report();
+    let stop = AtomicBool::new(false);
+    let generation = session.generate(Sampling::GREEDY, 12, &stop).expect("starts");
+    let found: Vec<u32> = generation.map(|token| token.expect("a token")).collect();
+    assert_eq!(found, expected);
+    assert!(session.take_report().prompt_tokens > 20, "all was read again");
+    assert_eq!(session.tokens(), [&prompt[..], &expected[..11]].concat());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! All commands in one file, for archives: it is the command by whose name it is called
-//! (`gemma4-run`, by a link), or the one that its first argument names (`gemma4 run`).
+//! (`gemma4-run`, by a link), or the one that its first argument names (`gemma4 run`). The modules
+//! are the commands' own sources.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

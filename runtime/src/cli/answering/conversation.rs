@@ -173,7 +173,23 @@ impl Conversation {
 
 #[cfg(test)]
 mod tests {
-    use super::Line;
+    use super::{Answer, Conversation, Line};
+
+    #[test]
+    fn thoughts_stand_apart_from_answers() {
+        let mut conversation = Conversation::new(None);
+        conversation.ask("Hi".to_owned());
+        let (text, thought) = ("Hello".to_owned(), "\nGreet.\n".to_owned());
+        conversation.answer(&Answer { text, thought, ..Answer::interrupted() });
+        conversation.ask("Bye".to_owned());
+        conversation.answer(&Answer { text: "Bye".to_owned(), ..Answer::interrupted() });
+        let messages = conversation.messages().messages;
+        assert_eq!(messages[1]["content"], "Hello");
+        assert_eq!(messages[1]["reasoning"], "Greet.");
+        assert!(messages[3].get("reasoning").is_none());
+        conversation.take_back();
+        assert_eq!(conversation.messages().messages.len(), 3);
+    }
 
     #[test]
     fn commands_are_told_from_what_is_said() {
