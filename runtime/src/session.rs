@@ -50,8 +50,8 @@ pub struct Report {
 enum Next {
     /// Nothing was computed at this position.
     Nothing,
-    /// The device holds the logits of the last token in the context.
-    Logits,
+    /// The device holds the logits of so many of the last tokens in the context, at least one.
+    Logits(u32),
     /// This token was drawn and is not in the context.
     Token(u32),
 }
@@ -161,7 +161,7 @@ impl Session {
             self.report.prefill_seconds += start.elapsed().as_secs_f64();
             self.report.prompt_tokens += chunk.len() as u64;
             self.tokens.extend_from_slice(chunk);
-            self.next = Next::Logits;
+            self.next = Next::Logits(1);
         }
         Ok(true)
     }
@@ -178,15 +178,58 @@ impl Session {
         self.report.decode_seconds += start.elapsed().as_secs_f64();
         self.report.decode_tokens += 1;
         self.tokens.push(token);
-        self.next = Next::Logits;
+        self.next = Next::Logits(1);
         Ok(())
     }
 
-    /// Logits after the last token read by [`Session::prefill`] or [`Session::decode`]; length of
-    /// the vocabulary. Fails with [`Error::NoLogits`] after anything else, a generation included.
+    /// Reads a few given tokens at once and keeps the logits after each of them, for a caller that
+    /// may take some back: a drafted continuation of which the model agrees with the beginning.
+    ///
+    /// [`Session::logits_after`] has the logits, and [`Session::rewind`] takes tokens back; it never
+    /// refuses to take back those of the last `verify`. Times and tokens are in no [`Report`].
+    ///
+    /// Fails with [`Error::Verify`] if there are more tokens than [`Session::verify_rows`], and as
+    /// [`Session::prefill`].
+    pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let (rows, maximum) = (tokens.len() as u64, self.verify_rows());
+        if rows > u64::from(maximum) {
+            let asked = u32::try_from(rows).unwrap_or(u32::MAX);
+            return Err(Error::Verify { asked, maximum });
+        }
+        self.check_room(rows)?;
+        self.check_tokens(tokens)?;
+        let (position, rows) = (self.position(), tokens.len() as u32);
+        self.next = Next::Nothing;
+        self.written = self.written.max(position + rows);
+        self.device.verify(tokens, position)?;
+        self.tokens.extend_from_slice(tokens);
+        self.next = Next::Logits(rows);
+        Ok(())
+    }
+
+    /// Tokens that one [`Session::verify`] takes; 0 where the program has no such method.
+    pub fn verify_rows(&self) -> u32 {
+        self.program.program().method("verify").map_or(0, |m| m.max_rows)
+    }
+
+    /// Logits after the last token read by [`Session::prefill`], [`Session::decode`] or
+    /// [`Session::verify`]; length of the vocabulary. Fails with [`Error::NoLogits`] after anything
+    /// else, a generation included.
     pub fn logits(&mut self) -> Result<Vec<f32>> {
         match self.next {
-            Next::Logits => self.device.logits(),
+            Next::Logits(rows) => self.device.logits(rows - 1),
+            _ => Err(Error::NoLogits),
+        }
+    }
+
+    /// Logits after token `row` of the last [`Session::verify`], from 0; length of the vocabulary.
+    /// Fails with [`Error::NoLogits`] if it had fewer tokens, or after anything else.
+    pub fn logits_after(&mut self, row: u32) -> Result<Vec<f32>> {
+        match self.next {
+            Next::Logits(rows) if row < rows => self.device.logits(row),
             _ => Err(Error::NoLogits),
         }
     }
@@ -215,7 +258,7 @@ impl Session {
         }
         let position = self.position();
         let left = match self.next {
-            Next::Logits => max_new_tokens.min(self.context - position),
+            Next::Logits(_) => max_new_tokens.min(self.context - position),
             _ => 0,
         };
         let running = left > 0;

@@ -103,7 +103,7 @@ impl Layout {
             .iter()
             .map(|(weight, part)| placer.place(part_bytes(program, *weight, *part)?))
             .collect::<Option<Vec<_>>>()?;
-        let logits_bytes = 4 * u64::from(program.vocab_size);
+        let logits_bytes = logits_bytes(program) * u64::from(program.logits_rows());
         let table_bytes = 8 * (u64::from(table::BUFFERS) + program.buffers.len() as u64);
         let stops = placer.place(4 * program.text.stop_tokens.len().max(1) as u64)?;
         let table = placer.place(table_bytes)?;
@@ -139,6 +139,11 @@ impl Layout {
             Place::Stops => Some(self.stops),
         }
     }
+}
+
+/// Bytes of a row of logits.
+pub(super) fn logits_bytes(program: &Program) -> u64 {
+    4 * u64::from(program.vocab_size)
 }
 
 fn part_bytes(program: &Program, weight: u32, part: u32) -> Option<u64> {
