@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 ///
 /// Prints tokens per second (median, and the range of all runs), and what of the device's memory
 /// bandwidth and arithmetic that takes: bytes are the weights, keys and values that a step must
-/// read once; operations are two for each weight and row.
+/// read once; operations are two for each weight and row. `verify` counts every token of a step;
+/// beside it stands how many times as long as of one row its step takes.
 #[derive(Parser, Debug)]
 #[command(name = "gemma4-bench", version, after_help = EXAMPLES)]
 struct Arguments {
@@ -51,6 +52,14 @@ struct Arguments {
     /// Tokens in the context before each measurement
     #[arg(short = 'd', value_delimiter = ',', default_value = "0", value_name = "LIST")]
     depths: Vec<u32>,
+    /// Tokens to read at once with logits of each, as when drafted ones are checked: up to 8
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    rows: Vec<u32>,
     /// Repetitions
     #[arg(
         short = 'r',
@@ -84,24 +93,29 @@ enum Format {
 const EXAMPLES: &str = "\
 Examples:
   gemma4-bench --model_path model.pte --data_path model.ptd -p 512,2048 -n 128 -d 0,2048
-  gemma4-bench --model_path 31b.pte --random-weights 1 -p 2048 -n 256 -o json";
+  gemma4-bench --model_path 31b.pte --random-weights 1 -p 2048 -n 256 -o json
+  gemma4-bench --model_path model.pte --data_path model.ptd --rows 1,2,4,8 -d 0,2048";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     cli::run(|| bench(&arguments))
 }
 
-/// One measurement: a prompt of some length, or tokens generated, at a depth.
+/// One measurement: a prompt of some length, tokens generated, or tokens verified, at a depth.
 struct Row {
     name: String,
     depth: u32,
     /// Tokens per second of each run.
     rates: Vec<f64>,
-    /// Bytes that a step must read, for decode.
+    /// Bytes that a step must read, for decode and verify.
     bytes: u64,
     /// Operations of the whole measurement, for prefill.
     operations: f64,
     tokens: u32,
+    /// Tokens of a step, for decode and verify.
+    step: u32,
+    /// Time of a step as a multiple of one of a single row, where that was measured.
+    relative: Option<f64>,
 }
 
 fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -110,7 +124,8 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(data) => LoadedProgram::map(&arguments.model_path, data)?,
         None => LoadedProgram::without_weights(&arguments.model_path)?,
     });
-    let longest = arguments.prompts.iter().copied().chain([arguments.tokens]).max().unwrap_or(1);
+    let lengths = arguments.prompts.iter().chain(&arguments.rows).copied();
+    let longest = lengths.chain([arguments.tokens]).max().unwrap_or(1);
     let deepest = arguments.depths.iter().copied().max().unwrap_or(0);
     let needed = longest.saturating_add(deepest).saturating_add(8);
     let maximum = program.program().max_context;
@@ -118,6 +133,11 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let why = format!(
             "the measurements need a context of {needed} tokens; the program has {maximum}"
         );
+        return Err(Usage(why).into());
+    }
+    let most = program.program().method("verify").map_or(0, |m| m.max_rows);
+    if let Some(count) = arguments.rows.iter().find(|count| **count > most) {
+        let why = format!("--rows {count}: the program verifies at most {most} tokens at once");
         return Err(Usage(why).into());
     }
     let context = arguments.max_context.unwrap_or(needed);
@@ -143,6 +163,12 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if arguments.tokens > 0 {
             rows.push(decode(&mut session, program.program(), *depth, arguments)?);
         }
+        let mut verified = Vec::new();
+        for count in &arguments.rows {
+            verified.push(verify(&mut session, program.program(), *count, *depth, arguments)?);
+        }
+        compare_steps(&mut verified);
+        rows.append(&mut verified);
     }
     let peak = session.take_report().peak_memory;
     let text = match arguments.output {
@@ -204,6 +230,8 @@ fn prefill(
         bytes: 0,
         operations: 2.0 * products(program) as f64 * f64::from(length),
         tokens: length,
+        step: length,
+        relative: None,
     })
 }
 
@@ -241,8 +269,58 @@ fn decode(
         }
     }
     let bytes = stats::weight_bytes_per_token(program) + read_per_step(program, depth);
-    let name = format!("decode {}", arguments.tokens);
-    Ok(Row { name, depth, rates, bytes, operations: 0.0, tokens: arguments.tokens })
+    Ok(Row {
+        name: format!("decode {}", arguments.tokens),
+        depth,
+        rates,
+        bytes,
+        operations: 0.0,
+        tokens: arguments.tokens,
+        step: 1,
+        relative: None,
+    })
+}
+
+/// Steps of `verify` of so many rows, each of which is taken back, so that all have the same depth.
+fn verify(
+    session: &mut Session,
+    program: &Program,
+    count: u32,
+    depth: u32,
+    arguments: &Arguments,
+) -> anyhow::Result<Row> {
+    let tokens = text(program, count);
+    let steps = arguments.tokens.div_ceil(count).max(1);
+    let mut rates = Vec::new();
+    fill(session, program, depth)?;
+    for run in 0..=arguments.repetitions {
+        let started = Instant::now();
+        for _ in 0..steps {
+            session.verify(&tokens)?;
+            anyhow::ensure!(session.rewind(depth), "the tokens of a step cannot be taken back");
+        }
+        if run > 0 {
+            rates.push(f64::from(steps * count) / started.elapsed().as_secs_f64());
+        }
+    }
+    Ok(Row {
+        name: format!("verify {count}"),
+        depth,
+        rates,
+        bytes: stats::weight_bytes_per_token(program) + read_per_step(program, depth),
+        operations: 0.0,
+        tokens: steps * count,
+        step: count,
+        relative: None,
+    })
+}
+
+/// Says of each how long a step takes compared with one of a single row, if there is that.
+fn compare_steps(rows: &mut [Row]) {
+    let Some(one) = rows.iter().find(|row| row.step == 1).map(Row::median) else { return };
+    for row in rows {
+        row.relative = Some(one * f64::from(row.step) / row.median());
+    }
 }
 
 /// Numbers of all matrices that every row of a prefill is multiplied with; the head is not.
@@ -289,7 +367,7 @@ impl Row {
     }
 
     fn bytes_per_second(&self) -> f64 {
-        self.bytes as f64 * self.median()
+        self.bytes as f64 * self.median() / f64::from(self.step)
     }
 
     fn operations_per_second(&self) -> f64 {
@@ -305,6 +383,7 @@ impl Row {
             "bytes_per_step": self.bytes,
             "bytes_per_second": self.bytes_per_second(),
             "operations_per_second": self.operations_per_second(),
+            "time_of_one_row": self.relative,
         })
     }
 }
@@ -314,18 +393,19 @@ fn markdown(device: &OpenDevice, load_seconds: f64, peak: Option<u64>, rows: &[R
         format!("{}, load {load_seconds:.2} s", device.device().describe()),
         format!("peak memory {}", peak.map_or("unknown".to_owned(), cli::human_bytes)),
         String::new(),
-        "| test | depth | tok/s | range | GB/s | TFLOP/s |".to_owned(),
-        "|---|---|---|---|---|---|".to_owned(),
+        "| test | depth | tok/s | range | GB/s | TFLOP/s | × one row |".to_owned(),
+        "|---|---|---|---|---|---|---|".to_owned(),
     ];
     for row in rows {
         let (least, most) = row.range();
         lines.push(format!(
-            "| {} | {} | {:.1} | {least:.1} to {most:.1} | {} | {} |",
+            "| {} | {} | {:.1} | {least:.1} to {most:.1} | {} | {} | {} |",
             row.name,
             row.depth,
             row.median(),
             significant(row.bytes_per_second() / 1e9),
-            significant(row.operations_per_second() / 1e12)
+            significant(row.operations_per_second() / 1e12),
+            row.relative.map_or("–".to_owned(), |times| format!("{times:.2}"))
         ));
     }
     lines.join("\n") + "\n"

@@ -215,7 +215,7 @@ impl Request<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::testing::{plan_for, program};
+    use crate::cuda::testing::{plan_for, program, verify};
 
     fn request<'a>(program: &'a Program, plan: &'a Plan, sessions: u32) -> Request<'a> {
         Request { program, plan, context: program.max_context, sessions, staging: 1000 }
@@ -253,6 +253,18 @@ mod tests {
         // A ring of min(14, 40) rows and 40 rows, of 2 heads of 16 numbers of 2 bytes.
         let buffers: Vec<u64> = layout.sessions[0].buffers.iter().map(|b| b.bytes).collect();
         assert_eq!(buffers, [14 * 64, 40 * 64]);
+    }
+
+    #[test]
+    fn a_program_with_verify_keeps_logits_of_all_its_rows() {
+        let (mut program, plan) = (program(), plan_for("sm_90"));
+        let without = Layout::new(&program, &plan, 40, 3, 0).expect("small");
+        program.methods.push(verify(8));
+        let layout = Layout::new(&program, &plan, 40, 3, 0).expect("small");
+        assert_eq!(layout.logits.bytes, 8 * 4 * 97);
+        assert!(layout.sessions.iter().all(|s| s.logits.bytes == 8 * 4 * 97));
+        // Those of all calls, and of three sessions while it is another's turn.
+        assert!(layout.bytes >= without.bytes + 4 * 7 * 4 * 97 - 4 * ALIGNMENT);
     }
 
     #[test]
