@@ -111,7 +111,7 @@ fn forged_programs_are_refused() {
             &|p| p.methods[2] = Method { name: "verify".to_owned(), ..p.methods[1].clone() },
             "6 inputs instead of 2",
         ),
-        (&|p| p.methods[2].outputs[1].value -= 1, "no output `logits: f32[T, 96]`"),
+        (&|p| p.methods[2].outputs[1].value -= 2, "no output `logits: f32[T, 96]`"),
         (&|p| p.methods[1].name = "verify".to_owned(), "stands twice"),
     ];
     for (i, (change, word)) in cases.iter().enumerate() {

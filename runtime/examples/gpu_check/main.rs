@@ -16,6 +16,7 @@ mod report;
 mod sampling;
 mod sessions;
 mod subject;
+mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
                 sampling::run(&mut report, &arguments.device, &subject, &truth);
                 sessions::run(&mut report, &subject, &truth);
                 generation::run(&mut report, &bundle, &subject, &truth);
+                verify::run(&mut report, &bundle, &subject, &truth);
             }
         }
         Ok(report.finish())

@@ -11,12 +11,11 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Parser;
-use gemma4_runtime::cli::{self, Files, INTERRUPTED, Progress, Usage};
-use gemma4_runtime::cuda::{self, Calls};
+use gemma4_runtime::cli::{self, Files, INTERRUPTED, Placement, Progress, Usage};
+use gemma4_runtime::cuda::Calls;
 use gemma4_runtime::text::{Chat, ChatTemplate, ControlText, Tokenizer};
 use gemma4_runtime::{
-    DeviceChoice, FinishReason, LoadedProgram, OpenDevice, Report, Sampling, Session,
-    SessionOptions,
+    FinishReason, LoadedProgram, OpenDevice, Report, Sampling, Session, SessionOptions,
 };
 use serde_json::json;
 
@@ -69,15 +68,8 @@ struct Arguments {
     /// Start of the random numbers; the same seed gives the same answer
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Tokens of prompt and answer to make room for; by default all that the program allows
-    #[arg(long = "max_context", alias = "max-context", value_name = "N")]
-    max_context: Option<u32>,
-    /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    device: DeviceChoice,
-    /// On a GPU: launch kernels one by one instead of as a graph, for debuggers
-    #[arg(long = "no_graphs", alias = "no-graphs")]
-    no_graphs: bool,
+    #[command(flatten)]
+    placement: Placement,
     /// Write timings and counts to a file, as JSON
     #[arg(long = "stats_json", alias = "stats-json", value_name = "FILE")]
     stats_json: Option<PathBuf>,
@@ -109,8 +101,9 @@ fn answer(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let sampling = sampling(arguments, &program);
     sampling.check()?;
 
-    let device = load(arguments, program)?;
-    let options = SessionOptions { max_context: arguments.max_context, prefill_chunk: None };
+    let device = arguments.placement.open(program)?;
+    let max_context = arguments.placement.max_context;
+    let options = SessionOptions { max_context, prefill_chunk: None };
     let mut session = Session::new(device.device(), options)?;
     let load_seconds = started.elapsed().as_secs_f64();
 
@@ -149,18 +142,6 @@ fn read_prompt(arguments: &Arguments) -> anyhow::Result<String> {
         bytes = fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
     }
     String::from_utf8(bytes).with_context(|| format!("`{}` is not UTF-8 text", path.display()))
-}
-
-/// Brings the weights to the device.
-fn load(arguments: &Arguments, program: Arc<LoadedProgram>) -> anyhow::Result<OpenDevice> {
-    let bar = Progress::bytes("loading");
-    let options = cuda::Options {
-        max_context: arguments.max_context,
-        graphs: !arguments.no_graphs,
-        ..cuda::Options::default()
-    };
-    let progress = |done, total| bar.set(done, total);
-    Ok(arguments.device.open(program, options, &progress, &cli::note)?)
 }
 
 fn tokenizer(arguments: &Arguments, program: &LoadedProgram) -> anyhow::Result<Tokenizer> {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use arguments::Files;
+pub use arguments::{Files, Placement};
 pub use progress::Progress;
 
 use crate::{Error, ExitClass};

@@ -193,16 +193,17 @@ impl Request<'_> {
         if need <= available {
             return Ok(());
         }
+        let sessions = match self.sessions {
+            1 => String::new(),
+            n => format!(" in each of {n} sessions (`--max_sessions`)"),
+        };
         let Some(longest) = self.longest(available) else {
             let least = self.bytes(1).unwrap_or(u64::MAX);
             return Err(Error::Device(format!(
                 "{device} has {available} bytes of memory free, and the program needs {least} \
-                 even with the shortest context; free some, or use the CPU with `--device cpu`"
+                 even with the shortest context{sessions}; free some, or use the CPU with \
+                 `--device cpu`"
             )));
-        };
-        let sessions = match self.sessions {
-            1 => String::new(),
-            n => format!(" in each of {n} sessions"),
         };
         let what = format!(
             "a context of {} tokens{sessions} on {device}, where {longest} would fit,",
@@ -320,6 +321,21 @@ mod tests {
         let error = request.check("cuda:0 H200", 1000).expect_err("no room at all");
         assert!(error.to_string().contains("even with the shortest context"), "{error}");
         assert_eq!(error.class().code(), 3);
+        assert!(!error.to_string().contains("--max_sessions"), "{error}");
+    }
+
+    #[test]
+    fn sessions_that_do_not_fit_name_their_flag() {
+        let (program, plan) = (program(), plan_for("sm_90"));
+        let one = request(&program, &plan, 1).bytes(200).expect("small");
+        let several = request(&program, &plan, 100);
+        assert!(several.bytes(200).expect("small") > one);
+        // What one session of 200 tokens takes is too little for 100 of them.
+        for available in [one, several.bytes(1).expect("small") - 1] {
+            let error = several.check("gpu", available).expect_err("too many").to_string();
+            assert!(error.contains("100 sessions (`--max_sessions`)"), "{error}");
+        }
+        several.check("gpu", several.bytes(200).expect("small")).expect("as predicted");
     }
 
     #[test]
