@@ -66,6 +66,7 @@ fn main() -> ExitCode {
                 };
                 if arguments.quick {
                     exactness::quick(&mut report, &subject, &truth);
+                    verify::quick(&mut report, &subject, &truth);
                     continue;
                 }
                 exactness::run(&mut report, &bundle, &subject, &truth);

@@ -31,6 +31,27 @@ pub(crate) fn run(report: &mut Report, bundle: &Bundle, subject: &Subject, truth
     }
 }
 
+/// A call of each form.
+pub(crate) fn quick(report: &mut Report, subject: &Subject, truth: &Truth) {
+    report.check("verify", || {
+        let passage = truth.any();
+        let prompt = &passage.tokens[..passage.prompt];
+        let mut cpu = Session::new(&truth.cpu, SessionOptions::default())?;
+        let mut session = subject.session()?;
+        let mut all = Difference::default();
+        cpu.prefill(prompt)?;
+        session.prefill(prompt)?;
+        for count in [2, 3, session.verify_rows() as usize] {
+            let tokens: Vec<u32> = prompt.iter().copied().cycle().take(count).collect();
+            let expected = verified(&mut cpu, &tokens)?;
+            for (truth, row) in expected.iter().zip(verified(&mut session, &tokens)?) {
+                all.add(truth, &row);
+            }
+        }
+        all.within(passage.bound)
+    });
+}
+
 /// Logits after each of some tokens, read at once.
 fn verified(session: &mut Session, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     session.verify(tokens)?;
