@@ -154,15 +154,13 @@ fn turns(subject: &Subject, truth: &Truth) -> anyhow::Result<String> {
     b.reset();
     a.verify(one)?;
     b.verify(two)?;
-    let mut rows = 0;
-    for row in 0..most {
-        ensure!(same(&a.logits_after(row as u32)?, &alone[0][row]), "row {row} differs");
-        ensure!(same(&b.logits_after(row as u32)?, &alone[1][row]), "row {row} differs");
-        rows += 2;
+    for (row, (first, second)) in alone[0].iter().zip(&alone[1]).enumerate() {
+        ensure!(same(&a.logits_after(row as u32)?, first), "row {row} differs");
+        ensure!(same(&b.logits_after(row as u32)?, second), "row {row} differs");
     }
     b.decode(one[0])?;
     ensure!(same(&a.logits_after(0)?, &alone[0][0]), "row 0 differs after a decode step");
-    Ok(format!("{rows} rows as alone, bit for bit"))
+    Ok(format!("{} rows as alone, bit for bit", 2 * most))
 }
 
 /// A generation draws its first token from the last row.
