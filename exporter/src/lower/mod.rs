@@ -1,10 +1,11 @@
 //! Lowers the portable graph of a program to kernel launches, for chosen GPU architectures.
 //!
 //! `stages` finds the layers in the graph, `weights` decides how weights are packed, `schedule`
-//! writes the launches of each method into a `draft`, whose scratch memory `scratch` plans, and
-//! the kernels that they need are compiled here. No GPU is needed.
+//! (and `few` for calls of few rows) writes the launches of each method into a `draft`, whose scratch
+//! memory `scratch` plans, and the kernels that they need are compiled here. No GPU is needed.
 
 mod draft;
+mod few;
 mod schedule;
 mod scratch;
 mod stages;

@@ -1,7 +1,5 @@
 //! Writes the launches of each method.
 
-mod few;
-
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
@@ -55,30 +53,30 @@ impl Schedule {
 
 /// A packed weight and its place.
 #[derive(Clone, Copy)]
-struct Matrix {
-    packed: Packed,
-    id: u32,
+pub(super) struct Matrix {
+    pub(super) packed: Packed,
+    pub(super) id: u32,
 }
 
 /// The packed weights of a layer.
-struct LayerWeights {
-    qkv: Matrix,
-    o: Matrix,
-    gate_up: Matrix,
-    down: Matrix,
+pub(super) struct LayerWeights {
+    pub(super) qkv: Matrix,
+    pub(super) o: Matrix,
+    pub(super) gate_up: Matrix,
+    pub(super) down: Matrix,
 }
 
-struct Builder<'a> {
-    program: &'a Program,
-    stages: &'a Stages,
-    arch: Arch,
-    multiprocessors: u32,
+pub(super) struct Builder<'a> {
+    pub(super) program: &'a Program,
+    pub(super) stages: &'a Stages,
+    pub(super) arch: Arch,
+    pub(super) multiprocessors: u32,
     schedule: Schedule,
     known: HashMap<Key, u32>,
     resident: HashMap<WeightId, u32>,
     table: Matrix,
-    head: Matrix,
-    layers: Vec<LayerWeights>,
+    pub(super) head: Matrix,
+    pub(super) layers: Vec<LayerWeights>,
     /// Bytes at the start of scratch memory that stay zero between launches.
     ready: u64,
 }
@@ -168,7 +166,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A stored vector, kept on the device as it is.
-    fn vector(&mut self, id: WeightId) -> Operand {
+    pub(super) fn vector(&mut self, id: WeightId) -> Operand {
         let next = self.schedule.resident.len() as u32;
         let at = *self.resident.entry(id).or_insert_with(|| {
             self.schedule.resident.push((id, 0));
@@ -177,18 +175,18 @@ impl<'a> Builder<'a> {
         Operand::Fixed(Argument::Address(Place::Resident(at), 0))
     }
 
-    fn launch(&mut self, draft: &mut Draft, kernel: &Kernel, operands: Vec<Operand>) {
+    pub(super) fn launch(&mut self, draft: &mut Draft, kernel: &Kernel, operands: Vec<Operand>) {
         debug_assert_eq!(operands.len(), kernel.args.len(), "{}", kernel.symbol);
         let index = self.kernel(kernel);
         draft.add(index, kernel.grid, operands);
     }
 
-    fn hidden(&self) -> u32 {
+    pub(super) fn hidden(&self) -> u32 {
         self.table.packed.k
     }
 
     /// Adds the launches of a method for calls of so many rows.
-    fn finish(&mut self, draft: Draft, method: &str, rows: RangeInclusive<u32>) {
+    pub(super) fn finish(&mut self, draft: Draft, method: &str, rows: RangeInclusive<u32>) {
         let (launches, end) = draft.finish(self.ready);
         self.schedule.scratch = self.schedule.scratch.max(end);
         let (method, (min_rows, max_rows)) = (method.to_owned(), rows.into_inner());
@@ -316,7 +314,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Rows of the embedding table for the tokens at a place of the session's table.
-    fn embed(&mut self, draft: &mut Draft, tokens: u32, x: Slot) {
+    pub(super) fn embed(&mut self, draft: &mut Draft, tokens: u32, x: Slot) {
         let kernel = Embed { weight: self.table.packed }.kernel();
         let operands = vec![
             packed(self.table.id),
@@ -329,7 +327,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Norms the residual stream as it is.
-    fn norm(
+    pub(super) fn norm(
         &mut self,
         draft: &mut Draft,
         x: Slot,
@@ -354,7 +352,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a product to the residual stream and norms that for the next one.
-    fn add_norm(
+    pub(super) fn add_norm(
         &mut self,
         draft: &mut Draft,
         (sums, splits): (Slot, u32),
@@ -403,7 +401,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Norms and rotates queries and keys, norms values, writes the buffers; returns the queries.
-    fn rotate(
+    pub(super) fn rotate(
         &mut self,
         draft: &mut Draft,
         attention: &Attention,

@@ -6,14 +6,14 @@ use std::ops::RangeInclusive;
 use gemma4_format::plan::{Argument, Count, Place, table};
 use gemma4_kernels::{AddNorm, AttentionFew, Epilogue, Geglu, LinearFew, Output};
 
-use super::{Builder, Matrix};
-use crate::lower::Result;
-use crate::lower::draft::{
+use super::Result;
+use super::draft::{
     Draft, NULL, Operand, ROWS, STATE, TABLE, in_table, number, packed, real, ring,
 };
-use crate::lower::scratch::Slot;
-use crate::lower::stages::Attention;
-use crate::lower::weights::vector_type;
+use super::schedule::{Builder, Matrix};
+use super::scratch::Slot;
+use super::stages::Attention;
+use super::weights::vector_type;
 
 /// Rows that the forms of `verify` are for at most. A product for more rows than a call has does
 /// the work of all of them.
@@ -201,7 +201,7 @@ impl Builder<'_> {
     }
 
     /// Logits of normed rows, which become those from row `first` on.
-    fn head(
+    pub(super) fn head(
         &mut self,
         draft: &mut Draft,
         head: LinearFew,
