@@ -84,7 +84,7 @@ fi
 
 start=$SECONDS
 timeout "$limit" "$bin/gemma4-bench" --model_path "$bundle/bench/31b.pte" --random-weights 1 \
-  -p 512,2048 -n 128 -d 0,2048 -r 3 --device cuda | tee "$work/bench"
+  -p 512,2048 -n 128 -d 0,2048 --rows 1,2,4,8 -r 3 --device cuda | tee "$work/bench"
 row "gemma4-bench 31B" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(sed -n 2p "$work/bench")"
 
 printf '\n%s\n' "$table"

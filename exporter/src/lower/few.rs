@@ -17,7 +17,7 @@ use super::weights::vector_type;
 
 /// Rows that the forms of `verify` are for at most. A product for more rows than a call has does
 /// the work of all of them.
-const FORMS: [u32; 3] = [2, 4, 8];
+const FORMS: [u32; 4] = [1, 2, 4, 8];
 
 impl Builder<'_> {
     /// `verify`, in a form for each range of rows.

@@ -41,7 +41,7 @@ pub(crate) fn quick(report: &mut Report, subject: &Subject, truth: &Truth) {
         let mut all = Difference::default();
         cpu.prefill(prompt)?;
         session.prefill(prompt)?;
-        for count in [2, 3, session.verify_rows() as usize] {
+        for count in [1, 2, 3, session.verify_rows() as usize] {
             let tokens: Vec<u32> = prompt.iter().copied().cycle().take(count).collect();
             let expected = verified(&mut cpu, &tokens)?;
             for (truth, row) in expected.iter().zip(verified(&mut session, &tokens)?) {
