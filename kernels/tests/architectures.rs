@@ -39,8 +39,14 @@ fn hot(arch: Arch) -> Vec<Kernel> {
             }
             if n == 5376 {
                 let next = Some(Output::Split(linear.split()));
-                let norm =
-                    AddNorm { h: k.min(8192), splits: 6, scalar: true, next, weight: DType::BF16 };
+                let norm = AddNorm {
+                    h: k.min(8192),
+                    splits: 6,
+                    scalar: true,
+                    next,
+                    weight: DType::BF16,
+                    cluster: AddNorm::cluster(arch),
+                };
                 kernels.extend((k == 8192).then(|| norm.kernel().unwrap()));
                 let geglu = Geglu { width: k, splits: 3, output: Output::Split(linear.split()) };
                 kernels.push(geglu.kernel().unwrap());

@@ -190,9 +190,10 @@ impl Builder<'_> {
             scalar: false,
             next: Some(Output::Split(head.split())),
             weight: vector_type(self.program, self.stages.norm)?,
+            cluster: AddNorm::cluster(self.arch),
         };
         let mut kernel = norm.kernel()?;
-        kernel.grid[0] = Count::Fixed(rows);
+        kernel.grid[0] = Count::Fixed(rows * norm.cluster);
         let weight = self.vector(self.stages.norm);
         let (y, count) = (Operand::Slot(normed), number(rows));
         let operands = vec![NULL, NULL, NULL, x, weight, y, count, real(self.stages.eps)];

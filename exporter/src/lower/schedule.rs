@@ -326,6 +326,14 @@ impl<'a> Builder<'a> {
         self.launch(draft, &kernel, operands);
     }
 
+    /// Blocks that share a row of a norm: several where there are few rows.
+    fn cluster(&self, output: Option<Output>) -> u32 {
+        match output {
+            Some(Output::Split(_)) => AddNorm::cluster(self.arch),
+            _ => 1,
+        }
+    }
+
     /// Norms the residual stream as it is.
     pub(super) fn norm(
         &mut self,
@@ -341,6 +349,7 @@ impl<'a> Builder<'a> {
             scalar: false,
             next: Some(output),
             weight: vector_type(self.program, norm)?,
+            cluster: self.cluster(Some(output)),
         }
         .kernel()?;
         let weight = self.vector(norm);
@@ -367,6 +376,7 @@ impl<'a> Builder<'a> {
             scalar: scalar.is_some(),
             next: next.map(|(.., output)| output),
             weight: vector_type(self.program, post)?,
+            cluster: self.cluster(next.map(|(.., output)| output)),
         }
         .kernel()?;
         let post = self.vector(post);
