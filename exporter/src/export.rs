@@ -10,7 +10,9 @@ use crate::generation::Generation;
 use crate::lower::{Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
-use crate::output::{Item, Monitor, Pending, persist_all, write_random_weights, write_weights};
+use crate::output::{
+    Item, Monitor, Pending, persist_all, random_digests, write_random_weights, write_weights,
+};
 use crate::quantize::{HEAD, Recipe, Treatment};
 use crate::source::ModelSource;
 use crate::trace::WeightSpec;
@@ -127,16 +129,23 @@ pub fn export_random(
     Ok(Exported { program, data, bytes: total })
 }
 
-/// The program of [`export_random`] alone, without weights: `gemma4-bench` fills a GPU's memory
-/// with them.
+/// The program of [`export_random`] alone: for the data file that the same seed gives elsewhere,
+/// or, without a seed, for none, since `gemma4-bench` can fill a GPU's memory with random weights.
 pub fn export_without_data(
     config_json: &str,
+    seed: Option<u64>,
     options: &Options,
     output_dir: &Path,
     monitor: &Monitor,
 ) -> Result<PathBuf> {
-    let (program, _) = random_program(config_json, options)?;
+    let (mut program, weights) = random_program(config_json, options)?;
     let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    if let Some(seed) = seed {
+        let digests = random_digests(&weights, seed, monitor)?;
+        for (weight, digest) in program.weights.iter_mut().zip(digests) {
+            weight.digest = digest;
+        }
+    }
     let (tokenizer, chat_template) = (Vec::new(), String::new());
     let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
     let path = output_dir.join("model.pte");

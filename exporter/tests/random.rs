@@ -82,9 +82,16 @@ fn without_data_only_the_program_is_written() {
     let entries = fs::read_dir(dir.path().join("out")).expect("a directory");
     let names: Vec<_> = entries.map(|entry| entry.expect("readable").file_name()).collect();
     assert_eq!(names, ["model.pte"]);
-    for wrong in [&["--no-data", "--seed", "1"][..], &["--seed", "x"]] {
-        let output = command(dir.path(), &[&["--output-dir", "other"], wrong].concat());
-        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
-        assert!(!dir.path().join("other").exists());
-    }
+    let output = command(dir.path(), &["--output-dir", "other", "--seed", "x"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!dir.path().join("other").exists());
+}
+
+#[test]
+fn a_program_without_data_is_that_of_the_data_of_its_seed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let recipe = ["--seed", "9", "--recipe", "default"];
+    export(dir.path(), "whole", |_| {}, &recipe);
+    export(dir.path(), "program", |_| {}, &[&recipe[..], &["--no-data"]].concat());
+    assert!(read(dir.path(), "whole", "model.pte") == read(dir.path(), "program", "model.pte"));
 }

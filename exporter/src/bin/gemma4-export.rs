@@ -29,11 +29,12 @@ struct Arguments {
     /// Where model.pte and model.ptd go
     #[arg(long, value_name = "DIR", required_unless_present = "tiny_test")]
     output_dir: Option<PathBuf>,
-    /// With --random: where the random numbers begin
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "random")]
-    seed: u64,
-    /// With --random: write model.pte alone, for gemma4-bench --random-weights
-    #[arg(long, requires = "random", conflicts_with = "seed")]
+    /// With --random: where the random numbers begin (default: 1)
+    #[arg(long, value_name = "N", requires = "random")]
+    seed: Option<u64>,
+    /// With --random: write model.pte alone; for gemma4-bench --random-weights, or, with --seed,
+    /// for the model.ptd that the same seed gives on another machine
+    #[arg(long, requires = "random")]
     no_data: bool,
     /// With --model-dir or --random: quantize on the way (default: keep the weights as they are)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prequantized", "gguf"])]
@@ -134,11 +135,12 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let exported = if let Some(config) = &arguments.input.random {
         let config = read_text(config)?;
         if arguments.no_data {
-            let path = export_without_data(&config, &options, output_dir, &monitor)?;
+            let seed = arguments.seed;
+            let path = export_without_data(&config, seed, &options, output_dir, &monitor)?;
             cli::say(&format!("wrote {}\n", path.display()));
             return Ok(());
         }
-        export_random(&config, arguments.seed, &options, output_dir, &monitor)?
+        export_random(&config, arguments.seed.unwrap_or(1), &options, output_dir, &monitor)?
     } else {
         export(open(&arguments.input)?.as_ref(), &options, output_dir, &monitor)?
     };

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gemma4_format::encoding::{Part, ZeroType};
 use gemma4_format::ptd::Layout;
-use gemma4_format::{DType, Encoding, Offset};
+use gemma4_format::{DType, Digest, Encoding, Offset};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -34,6 +34,32 @@ pub fn write_random_weights(
     let file = Pending::create(target)?;
     file.set_length(layout.length)?;
     file.write_at(&layout.header, 0)?;
+    let digests = generate(weights, &layout, seed, monitor, |at, block| file.write_at(block, at))?;
+    let (header, length) = (layout.header_digest(), layout.length);
+    Ok(Written { file, header, length, digests, reports: Vec::new() })
+}
+
+/// The digests of the weights that [`write_random_weights`] writes.
+///
+/// # Errors
+/// [`crate::Error::Interrupted`].
+pub fn random_digests(
+    weights: &[(String, Vec<u32>, Encoding)],
+    seed: u64,
+    monitor: &Monitor,
+) -> Result<Vec<Digest>> {
+    generate(weights, &Layout::new(weights)?, seed, monitor, |_, _| Ok(()))
+}
+
+/// Makes all weights, passes them block by block with their place in the file to `consume`, and
+/// returns their digests.
+fn generate(
+    weights: &[(String, Vec<u32>, Encoding)],
+    layout: &Layout,
+    seed: u64,
+    monitor: &Monitor,
+    consume: impl Fn(u64, &[u8]) -> Result<()> + Sync,
+) -> Result<Vec<Digest>> {
     monitor.begin(layout.weights.iter().flatten().map(|(part, _)| part.bytes()).sum());
     let mut digests = Vec::new();
     let mut key = mix(seed);
@@ -53,7 +79,7 @@ pub fn write_random_weights(
                 },
                 |offset, block| {
                     hasher.update_rayon(block);
-                    file.write_at(block, place + offset)?;
+                    consume(place + offset, block)?;
                     monitor.advance(block.len() as u64)
                 },
             )?;
@@ -61,8 +87,7 @@ pub fn write_random_weights(
         digests.push(*hasher.finalize().as_bytes());
     }
     monitor.end();
-    let (header, length) = (layout.header_digest(), layout.length);
-    Ok(Written { file, header, length, digests, reports: Vec::new() })
+    Ok(digests)
 }
 
 /// What the numbers of a stored tensor are like.
