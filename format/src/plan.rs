@@ -68,6 +68,23 @@ pub struct Packed {
     pub columns: u32,
 }
 
+/// Kernels of a plan that no method launches: they measure what the device can do, and are found
+/// by their symbols. A plan may lack them.
+pub mod measure {
+    /// Reads memory once. Arguments: the address, how many times 16 bytes (u32), and the address
+    /// of 4 bytes that nobody needs.
+    pub const READ: &str = "measure_read";
+    /// Blocks of [`READ`] for each multiprocessor.
+    pub const READ_BLOCKS: u32 = 8;
+    /// Multiplies bf16 matrices on the tensor cores as fast as instructions can be issued.
+    /// Arguments: how many times (u32), and the address of 4 bytes that nobody needs.
+    pub const MULTIPLY: &str = "measure_multiply";
+    /// Blocks of [`MULTIPLY`] for each multiprocessor.
+    pub const MULTIPLY_BLOCKS: u32 = 2;
+    /// Multiplications and additions of a block of [`MULTIPLY`] each time.
+    pub const OPERATIONS: u64 = 1 << 22;
+}
+
 /// One entry point of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {

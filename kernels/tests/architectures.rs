@@ -7,7 +7,7 @@ use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
 use gemma4_kernels::{
     AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Order, Output, Pack,
-    Packed, Rope, Sample,
+    Packed, Rope, Sample, measure,
 };
 
 const INT4: Encoding = Encoding::Quantized {
@@ -67,6 +67,7 @@ fn hot(arch: Arch) -> Vec<Kernel> {
     }
     let sample = Sample { vocabulary: 262_144 };
     kernels.extend([sample.maxima().unwrap(), sample.kernel().unwrap()]);
+    kernels.extend(measure(arch));
     kernels
 }
 

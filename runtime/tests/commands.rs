@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
 
 use common::{Config, Files, Model};
+use serde_json::Value;
 
 const BENCH: &str = env!("CARGO_BIN_EXE_gemma4-bench");
 const EVAL: &str = env!("CARGO_BIN_EXE_gemma4-eval");
@@ -69,6 +70,38 @@ fn measurements_of_nothing_are_wrong_usage() {
         let done = command(BENCH, &files, &paths).output().expect("runs");
         assert!(refused(&done, 2).contains(flag));
     }
+}
+
+#[test]
+fn a_bench_has_the_wall_of_every_row() {
+    let files = files();
+    let paths = ["--model_path", "model.pte", "--data_path", "model.ptd", "--device", "cpu"];
+    let mut bench = command(BENCH, &files, &paths);
+    let done = bench.args(["-p", "8", "-n", "4", "-r", "1", "-o", "json"]).output().expect("runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let json: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let speed =
+        [&json["device_bytes_per_second"], &json["device_operations_per_second"]].map(number);
+    assert!(speed[0] > 1e8 && speed[1] > 1e8, "{speed:?}");
+    let rows = json["results"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        let (tokens, wall) = (number(&row["tokens"]), &row["roofline"]);
+        let least = number(&row["bytes"]) / speed[0];
+        let least = least.max(number(&row["operations"]) / speed[1]);
+        assert!((number(&wall["tokens_per_second"]) * least / tokens - 1.0).abs() < 1e-6, "{row}");
+        let reached = number(&row["tokens_per_second"]) * least / tokens;
+        assert!((number(&wall["reached"]) / reached - 1.0).abs() < 1e-6, "{row}");
+    }
+}
+
+#[test]
+fn kernels_are_timed_on_a_gpu_alone() {
+    let files = files();
+    let paths = ["--model_path", "model.pte", "--data_path", "model.ptd", "--device", "cpu"];
+    let done = command(BENCH, &files, &paths).args(["-p", "8", "-n", "4", "--profile"]).output();
+    assert!(refused(&done.expect("runs"), 2).contains("--profile is for a GPU"));
 }
 
 #[test]

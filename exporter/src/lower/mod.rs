@@ -20,7 +20,7 @@ use std::str::FromStr;
 use gemma4_format::Program;
 use gemma4_format::plan::{self, Plan};
 use gemma4_kernels::compile::{self, Nvrtc};
-use gemma4_kernels::{Arch, Kernel, Unsupported};
+use gemma4_kernels::{Arch, Kernel, Unsupported, measure};
 use rayon::prelude::*;
 use thiserror::Error;
 
@@ -141,7 +141,12 @@ pub fn lower(
     let stages = Stages::find(program)?;
     let schedules = targets
         .iter()
-        .map(|target| Schedule::new(program, &stages, target.arch(), target.multiprocessors()))
+        .map(|target| {
+            let arch = target.arch();
+            let mut schedule = Schedule::new(program, &stages, arch, target.multiprocessors())?;
+            schedule.kernels.extend(measure(arch));
+            Ok(schedule)
+        })
         .collect::<Result<Vec<_>>>()?;
     let total = schedules.iter().map(|s| distinct_sources(&s.kernels).len()).sum();
     let nvrtc = Nvrtc::find()?;

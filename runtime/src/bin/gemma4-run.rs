@@ -112,6 +112,8 @@ fn answer(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let stats = Stats {
         device: device.device().describe(),
         on_gpu: matches!(device, OpenDevice::Cuda(_)),
+        load: device.cuda().map(|cuda| cuda.load_times().json()),
+        memory: device.cuda().map(|cuda| cuda.memory().json()),
         context: session.context(),
         load_seconds,
         report: session.take_report(),
@@ -279,6 +281,9 @@ struct Stats {
     on_gpu: bool,
     context: u32,
     load_seconds: f64,
+    /// On a GPU, how long the steps of loading took, and what the program takes of its memory.
+    load: Option<serde_json::Value>,
+    memory: Option<serde_json::Value>,
     report: Report,
     outcome: Outcome,
     seed: Option<u64>,
@@ -339,7 +344,9 @@ impl Stats {
             "decode_steps": report.decode_tokens,
             "decode_seconds": report.decode_seconds,
             "decode_tokens_per_second": rate(report.decode_tokens, report.decode_seconds),
+            "load": self.load,
             "peak_memory_bytes": report.peak_memory,
+            "memory": self.memory,
             "driver_calls_between_tokens": self.outcome.calls.map(|calls| json!({
                 "tokens": self.outcome.generated.saturating_sub(1),
                 "graph_launches": calls.graphs,

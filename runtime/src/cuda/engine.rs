@@ -4,6 +4,8 @@
 //! where sessions take turns. A failure of the driver ends everything: whatever comes after it
 //! is refused with the same sentence.
 
+mod measure;
+
 use std::sync::Arc;
 
 use gemma4_format::Program;
@@ -15,7 +17,8 @@ use super::driver::Failure;
 use super::gpu::{Context, Gpu};
 use super::handles::{Graph, Memory, Pinned, Ring, Stream};
 use super::kernels::Kernels;
-use super::layout::{Layout, STATE_BYTES, logits_bytes};
+use super::layout::{Layout, Region, STATE_BYTES, logits_bytes};
+use super::report::{LoadTimes, MemoryUse};
 use crate::{Error, LoadedProgram, Result, Sampling};
 
 /// Words of a session's state.
@@ -39,6 +42,9 @@ pub(super) struct Engine {
     fault: Option<String>,
     /// Free bytes of the device when the context was made, and the fewest seen since.
     free_memory: (u64, u64),
+    /// Bytes that were expected to be taken at most.
+    predicted: u64,
+    load_times: LoadTimes,
     layout: Layout,
     settings: Settings,
     stream: Stream,
@@ -67,6 +73,9 @@ pub(super) struct Parts {
     pub(super) stream: Stream,
     /// Free bytes when the context was made, and the fewest since.
     pub(super) free_memory: (u64, u64),
+    /// Bytes that were expected to be taken at most.
+    pub(super) predicted: u64,
+    pub(super) load_times: LoadTimes,
 }
 
 /// A step of some number of rows, of all sessions: its launches, and the graph of them.
@@ -103,7 +112,8 @@ impl Engine {
         settings: Settings,
         parts: Parts,
     ) -> Result<Self> {
-        let Parts { context, kernels, memory, layout, stream, free_memory } = parts;
+        let Parts { context, kernels, memory, layout, stream, free_memory, predicted, load_times } =
+            parts;
         let plan = &program.file().plans()[settings.plan];
         let resolver = resolver(program.program(), plan, &layout, &settings);
         let resolve = |method: &str, list, rows| {
@@ -139,6 +149,8 @@ impl Engine {
             active: None,
             fault: None,
             free_memory,
+            predicted,
+            load_times,
             layout,
             settings,
             stream,
@@ -375,6 +387,25 @@ impl Engine {
         let least = free.map_or(least, |free| free.min(least));
         self.free_memory.1 = least;
         Some(start.saturating_sub(least))
+    }
+
+    /// What the program takes of the device's memory.
+    pub(super) fn memory(&mut self) -> MemoryUse {
+        let bytes = |regions: &[Region]| regions.iter().map(|region| region.bytes).sum::<u64>();
+        let weights = bytes(&self.layout.packed) + bytes(&self.layout.resident);
+        let buffers = self.layout.sessions.iter().map(|session| bytes(&session.buffers)).sum();
+        MemoryUse {
+            weights,
+            buffers,
+            arena: self.layout.bytes - weights - buffers,
+            predicted: self.predicted,
+            peak: self.peak_memory().unwrap_or(0),
+        }
+    }
+
+    /// How long loading took.
+    pub(super) fn load_times(&self) -> LoadTimes {
+        self.load_times
     }
 
     /// Lets kernels see a session's memory, and its logits if they may be asked for.
