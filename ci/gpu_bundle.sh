@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs what ci/gpu_check.sh needs on a machine with a GPU into one archive of less than 30 MiB:
 # binaries, programs of the small models for both kernel sets, golden files, and a 31B program that
-# is run with random weights.
+# is run with random weights. Takes half a minute of CPU for the digests of the latter.
 # Needs no GPU, but the CUDA compiler (`make cuda-toolchain`) and what
 #   cargo build --release --workspace --bins --examples
 # makes.
@@ -29,27 +29,44 @@ export_model() {
   mv "$work/model/model.ptd" "$bundle/weights/$name.ptd"
 }
 
+target/release/gemma4-quantize --model-dir ci/fixtures/tiny-31b --output "$work/int4"
+ci/references/plant_outliers.py ci/fixtures/tiny-31b "$work/planted"
+ci/references/plant_outliers.py "$work/int4" "$work/int4-planted"
+ci/references/plant_outliers.py ci/models/tiny-chat-int4 "$work/chat-planted"
+
 # Short chunks make short rings, which a text goes round more often.
 for arch in sm_90a sm_90; do
   export_model tiny-31b "$arch" --model-dir ci/fixtures/tiny-31b --max-prefill-chunk 64
   export_model tiny-31b-int4 "$arch" --model-dir ci/fixtures/tiny-31b --recipe default \
     --max-prefill-chunk 64
   export_model tiny-chat "$arch" --prequantized ci/models/tiny-chat-int4 --max-prefill-chunk 256
+  export_model tiny-31b-planted "$arch" --model-dir "$work/planted" --max-prefill-chunk 64
+  export_model tiny-31b-int4-planted "$arch" --prequantized "$work/int4-planted" \
+    --max-prefill-chunk 64
+  export_model tiny-chat-planted "$arch" --prequantized "$work/chat-planted" \
+    --max-prefill-chunk 256
 done
-ci/export_model_artifact.sh --random exporter/configs/gemma-4-31b.json --recipe default \
-  --backend cuda --arch sm_90a --max-seq-len 8192 --output-dir "$work/model"
+# For random weights made on the GPU, and for the file that gpu_check.sh makes with this seed.
+ci/export_model_artifact.sh --random exporter/configs/gemma-4-31b.json --no-data --seed 1 \
+  --recipe default --backend cuda --arch sm_90a --max-seq-len 8192 --output-dir "$work/model"
 mkdir -p "$bundle/bench"
 mv "$work/model/model.pte" "$bundle/bench/31b.pte"
+cp exporter/configs/gemma-4-31b.json "$bundle/bench/31b.json"
 
 for name in tiny-31b tiny-chat; do
   mkdir -p "$bundle/golden/$name"
   cp ci/fixtures/golden/"$name"/golden.* "$bundle/golden/$name/"
 done
 
+if [ -f ci/references/references.json ]; then
+  cp ci/references/references.* "$bundle/golden/"
+fi
+
 mkdir "$bundle/bin"
-for binary in examples/gpu_check gemma4-run gemma4-bench; do
+for binary in examples/gpu_check gemma4-run gemma4-bench gemma4-export; do
   strip -o "$bundle/bin/$(basename "$binary")" "target/release/$binary"
 done
-tar -C "$work" -cJf "$directory/bundle.tar.xz" bundle
+# A planted model differs from the plain one in few bytes, which a large window sees.
+XZ_OPT=-9 tar -C "$work" --sort=name -cJf "$directory/bundle.tar.xz" bundle
 cp ci/gpu_check.sh "$directory/"
 du -sh "$directory"

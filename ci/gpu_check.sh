@@ -2,7 +2,8 @@
 # Checks a GPU with what `make gpu-bundle` packed; the machine needs the driver and nothing else.
 #   ci/gpu_check.sh DIRECTORY
 # Runs the checks for both kernel sets, a question through gemma4-run, the passes of
-# compute-sanitizer where it is installed, and a short bench, and prints a table of results.
+# compute-sanitizer where it is installed, a load of 31B's 18.3 GB where the disk has room for them,
+# and a short bench with a profile, and prints a table of results.
 # SECONDS_PER_PASS (default 300) limits each of these. Fails if anything did but the bench's speed,
 # which has no limit here.
 set -uo pipefail
@@ -84,8 +85,38 @@ fi
 
 start=$SECONDS
 timeout "$limit" "$bin/gemma4-bench" --model_path "$bundle/bench/31b.pte" --random-weights 1 \
-  -p 512,2048 -n 128 -d 0,2048 -r 3 --device cuda | tee "$work/bench"
+  -p 512,2048 -n 128 -d 0,2048 --rows 1,2,4,8 -r 3 --device cuda | tee "$work/bench"
 row "gemma4-bench 31B" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(sed -n 2p "$work/bench")"
+
+start=$SECONDS
+timeout "$limit" "$bin/gemma4-bench" --model_path "$bundle/bench/31b.pte" --random-weights 1 \
+  -p 2048 -d 0,2048 -r 5 --device cuda --profile | tee "$work/profile"
+row "gemma4-bench --profile 31B" "${PIPESTATUS[0]}" $((SECONDS - start)) \
+  "$(grep -c '^|' "$work/profile") lines"
+
+# A warm load takes at most 8 s, the peak is predicted within 3 %, and at most 300 MiB of it are
+# neither weights nor keys, values and scratch.
+start=$SECONDS
+found=""
+if [ "$(df --output=avail -k "$work" | tail -n 1)" -gt 20000000 ]; then
+  timeout "$limit" "$bin/gemma4-export" --random "$bundle/bench/31b.json" --seed 1 --recipe default \
+    --output-dir "$work/31b" &&
+    timeout "$limit" "$bin/gemma4-bench" --model_path "$bundle/bench/31b.pte" \
+      --data_path "$work/31b/model.ptd" -p 512 -n 16 -r 1 --device cuda -o json | tee "$work/load" &&
+    found=$(awk -F '[:,]' '
+      /_(seconds|bytes)"/ { gsub(/[ "]/, "", $1); value[$1] = $2 }
+      END {
+        beside = value["peak_bytes"] - value["weights_bytes"] - value["kv_bytes"] - value["arena_bytes"]
+        off = 100 * (value["predicted_bytes"] / value["peak_bytes"] - 1)
+        printf "%.2f s (read %.2f, upload %.2f, verify %.2f), peak %.0f MiB, %.0f MiB beside, predicted %+.2f %%", \
+          value["load_seconds"], value["read_seconds"], value["upload_seconds"], value["verify_seconds"], \
+          value["peak_bytes"] / 1048576, beside / 1048576, off
+        exit !(value["load_seconds"] <= 8 && beside <= 300 * 1048576 && off <= 3 && off >= -3)
+      }' "$work/load")
+  row "load 31B" $? $((SECONDS - start)) "$found"
+else
+  row "load 31B" skip 0 "the disk has less than 20 GB free"
+fi
 
 printf '\n%s\n' "$table"
 exit $failed

@@ -10,7 +10,9 @@ use crate::generation::Generation;
 use crate::lower::{Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
-use crate::output::{Item, Monitor, Pending, persist_all, write_weights};
+use crate::output::{
+    Item, Monitor, Pending, persist_all, random_digests, write_random_weights, write_weights,
+};
 use crate::quantize::{HEAD, Recipe, Treatment};
 use crate::source::ModelSource;
 use crate::trace::WeightSpec;
@@ -102,14 +104,60 @@ pub fn export(
     Ok(Exported { program, data, bytes: total })
 }
 
-/// Exports a program of random weights, which are written nowhere: `gemma4-bench` fills a GPU's
-/// memory with them. For measurements of models that no disk here holds.
+/// Exports a program of this config with random weights of a seed, of any size, in little memory.
+///
+/// Equal configs, seeds and options give equal bytes. There is no tokenizer.
+pub fn export_random(
+    config_json: &str,
+    seed: u64,
+    options: &Options,
+    output_dir: &Path,
+    monitor: &Monitor,
+) -> Result<Exported> {
+    let (mut program, weights) = random_program(config_json, options)?;
+    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let data = output_dir.join("model.ptd");
+    let written = write_random_weights(&weights, seed, &data, monitor)?;
+    for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
+        weight.digest = digest;
+    }
+    let (tokenizer, chat_template) = (Vec::new(), String::new());
+    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
+    let total = written.length + bytes.len() as u64;
+    let program = output_dir.join("model.pte");
+    persist_all([written.file, Pending::with_bytes(&program, &bytes)?])?;
+    Ok(Exported { program, data, bytes: total })
+}
+
+/// The program of [`export_random`] alone: for the data file that the same seed gives elsewhere,
+/// or, without a seed, for none, since `gemma4-bench` can fill a GPU's memory with random weights.
 pub fn export_without_data(
     config_json: &str,
+    seed: Option<u64>,
     options: &Options,
     output_dir: &Path,
     monitor: &Monitor,
 ) -> Result<PathBuf> {
+    let (mut program, weights) = random_program(config_json, options)?;
+    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    if let Some(seed) = seed {
+        let digests = random_digests(&weights, seed, monitor)?;
+        for (weight, digest) in program.weights.iter_mut().zip(digests) {
+            weight.digest = digest;
+        }
+    }
+    let (tokenizer, chat_template) = (Vec::new(), String::new());
+    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
+    let path = output_dir.join("model.pte");
+    persist_all([Pending::with_bytes(&path, &bytes)?])?;
+    Ok(path)
+}
+
+/// Names, dims and encodings of weights.
+type Weights = Vec<(String, Vec<u32>, Encoding)>;
+
+/// The program of a config whose weights nobody made, and what they are to be.
+fn random_program(config_json: &str, options: &Options) -> Result<(Program, Weights)> {
     let config = Config::parse(config_json)?;
     let (max_context, max_chunk) = lengths(&config, options)?;
     let (recipe, layers) = (options.recipe.as_ref(), config.layers.len() as u32);
@@ -125,7 +173,8 @@ pub fn export_without_data(
         Some(WeightSpec { dims: dims.to_vec(), encoding })
     };
     let traced = trace(&config, max_chunk, describe)?;
-    let layout = ptd::Layout::new(&traced.weights)?;
+    let weights = traced.weights.clone();
+    let layout = ptd::Layout::new(&weights)?;
     let source = Source {
         producer: PRODUCER.to_owned(),
         architecture: config.architecture.clone(),
@@ -138,12 +187,7 @@ pub fn export_without_data(
     let mut program = assemble(&config, source, text, max_context, traced);
     program.data_header = layout.header_digest();
     program.data_length = layout.length;
-    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
-    let (tokenizer, chat_template) = (Vec::new(), String::new());
-    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
-    let path = output_dir.join("model.pte");
-    persist_all([Pending::with_bytes(&path, &bytes)?])?;
-    Ok(path)
+    Ok((program, weights))
 }
 
 /// A program whose data file is still to be written.

@@ -15,6 +15,20 @@ use crate::{Error, Result};
 /// Config of a model of two layers, one of each kind, whose window is shorter than its context.
 pub const TINY_CONFIG: &str = include_str!("../configs/tiny.json");
 
+/// What SplitMix64 adds to its state for each number.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// 64 bits that look random, of an index: SplitMix64's output at that state.
+pub(crate) fn mix(index: u64) -> u64 {
+    scramble(index.wrapping_mul(STEP).wrapping_add(STEP))
+}
+
+fn scramble(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 /// Numbers from a seed, the same on every machine (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -27,10 +41,8 @@ impl Random {
 
     /// Nearly normal, mean 0, standard deviation 1: a sum of four uniform numbers.
     pub fn normal(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let x = x ^ (x >> 31);
+        self.0 = self.0.wrapping_add(STEP);
+        let x = scramble(self.0);
         let sum: u32 = (0..4).map(|i| (x >> (16 * i)) as u32 & 0xffff).sum();
         // Each of the four has the deviation 2^16 / √12.
         (sum as f32 / 65536.0 - 2.0) * 3.0f32.sqrt()

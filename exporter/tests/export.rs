@@ -202,8 +202,8 @@ fn every_recipe_gives_a_program_with_and_without_data() {
     checkpoint(dir.path(), |_| {});
     for recipe in Recipe::NAMES {
         let mut programs = Vec::new();
-        for (flag, from) in [("--model-dir", "hf"), ("--random", "hf/config.json")] {
-            let arguments = [flag, from, "--output-dir", "x", "--recipe", recipe];
+        for source in [&["--model-dir", "hf"][..], &["--random", "hf/config.json", "--no-data"]] {
+            let arguments = [source, &["--output-dir", "x", "--recipe", recipe]].concat();
             let output = export(dir.path(), &arguments);
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             let bytes = fs::read(dir.path().join("x/model.pte")).unwrap();

@@ -10,13 +10,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dim::Extents;
-use crate::program::{BufferId, Program, WeightId};
+use crate::program::{BufferId, Method, Program, WeightId};
 use crate::{Error, Result};
 
 /// Most launches of one method.
 pub const MAX_LAUNCHES: usize = 1 << 16;
 /// Largest region that a plan may ask for, in bytes.
 pub const MAX_REGION: u64 = 1 << 40;
+/// Most lowered forms of all methods together.
+pub const MAX_FORMS: usize = 256;
 /// Most arguments of a kernel.
 pub const MAX_ARGUMENTS: usize = 64;
 
@@ -43,7 +45,8 @@ pub struct Plan {
     pub multiprocessors: u32,
     /// Bytes of scratch memory, shared by all methods and sessions; zero when loaded.
     pub scratch: u64,
-    /// What calls of the program's methods launch; they end with the logits.
+    /// What calls of the program's methods launch; they end with the logits. A call of `prefill`
+    /// that no form takes whole is cut; `verify` has a form for every number of rows.
     pub methods: Vec<Lowered>,
     /// Draws a token from the logits into the session's state and output ring. The launches run
     /// with `T` = the rows by which the position advances: 1 after a decode step, 0 where the
@@ -63,6 +66,23 @@ pub struct Packed {
     pub randomize_blocks: u32,
     /// `K` of the weight, from which its usual standard deviation follows.
     pub columns: u32,
+}
+
+/// Kernels of a plan that no method launches: they measure what the device can do, and are found
+/// by their symbols. A plan may lack them.
+pub mod measure {
+    /// Reads memory once. Arguments: the address, how many times 16 bytes (u32), and the address
+    /// of 4 bytes that nobody needs.
+    pub const READ: &str = "measure_read";
+    /// Blocks of [`READ`] for each multiprocessor.
+    pub const READ_BLOCKS: u32 = 8;
+    /// Multiplies bf16 matrices on the tensor cores as fast as instructions can be issued.
+    /// Arguments: how many times (u32), and the address of 4 bytes that nobody needs.
+    pub const MULTIPLY: &str = "measure_multiply";
+    /// Blocks of [`MULTIPLY`] for each multiprocessor.
+    pub const MULTIPLY_BLOCKS: u32 = 2;
+    /// Multiplications and additions of a block of [`MULTIPLY`] each time.
+    pub const OPERATIONS: u64 = 1 << 22;
 }
 
 /// One entry point of a module.
@@ -182,7 +202,8 @@ pub enum Place {
     Scratch,
     /// The addresses of the session's memory; see [`table`].
     Table,
-    /// The logits of the last call, `f32[V]`.
+    /// The logits of the last call, `f32[rows, V]` with room for [`Program::logits_rows`]: one of
+    /// each row of a `verify`, of other methods one.
     Logits,
     /// The program's stop tokens, `u32[n]`.
     Stops,
@@ -281,6 +302,9 @@ pub fn verify(plan: &Plan, program: &Program, modules: u32) -> Result<()> {
     if plan.packed.iter().any(|p| p.randomize as usize >= plan.kernels.len()) {
         return fail("a packed weight names no kernel".to_owned());
     }
+    if plan.methods.len() > MAX_FORMS {
+        return fail(format!("{} forms of methods", plan.methods.len()));
+    }
     for lowered in &plan.methods {
         check_rows(plan, program, lowered)?;
         check_launches(plan, program, &lowered.method, &lowered.launches)?;
@@ -290,7 +314,24 @@ pub fn verify(plan: &Plan, program: &Program, modules: u32) -> Result<()> {
             return fail(format!("`{required}` is not lowered"));
         }
     }
+    if let Some(method) = program.method("verify")
+        && let Some(rows) = without_form(plan, method)
+    {
+        return fail(format!("`verify` has no form for {rows} rows"));
+    }
     check_launches(plan, program, "sample", &plan.sample)
+}
+
+/// The least number of rows of a call of a method for which there is no lowered form.
+fn without_form(plan: &Plan, method: &Method) -> Option<u32> {
+    let mut rows = 1;
+    let takes = |form: &&Lowered, rows: u32| {
+        form.method == method.name && (form.min_rows..=form.max_rows).contains(&rows)
+    };
+    while let Some(form) = plan.methods.iter().find(|form| takes(form, rows)) {
+        rows = form.max_rows + 1;
+    }
+    (rows <= method.max_rows).then_some(rows)
 }
 
 fn check_rows(plan: &Plan, program: &Program, lowered: &Lowered) -> Result<()> {
@@ -354,7 +395,7 @@ fn region_bytes(plan: &Plan, program: &Program, place: Place) -> Option<u64> {
         }
         Place::Scratch => Some(plan.scratch),
         Place::Table => Some(8 * u64::from(table::BUFFERS)),
-        Place::Logits => Some(4 * u64::from(program.vocab_size)),
+        Place::Logits => Some(4 * u64::from(program.vocab_size) * u64::from(program.logits_rows())),
         Place::Stops => Some(4 * program.text.stop_tokens.len().max(1) as u64),
     }
 }
@@ -367,7 +408,7 @@ pub mod table {
     /// The ring of drawn tokens, in host memory that the device writes: 64-bit slots, slot
     /// `step mod OUTPUT_SLOTS` receives `(step + 1) << 32 | token`.
     pub const OUTPUT: u32 = 1;
-    /// Tokens of a prefill call, `u32[T]`.
+    /// Tokens of a call of `prefill` or `verify`, `u32[T]`.
     pub const TOKENS: u32 = 2;
     /// The first of the program's buffers; the others follow in order.
     pub const BUFFERS: u32 = 3;

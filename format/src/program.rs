@@ -31,7 +31,8 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Mutable tensors, shared by all methods and zero at the start of a session.
     pub buffers: Vec<Buffer>,
-    /// Entry points. `decode` and `prefill` are always there.
+    /// Entry points. `decode` and `prefill` are always there; `verify`, where it is, reads a few
+    /// tokens as `prefill` does and hands back the logits of every one.
     pub methods: Vec<Method>,
     /// BLAKE3 of the data file's header: its first `8 + n` bytes, `n` its first 64-bit word.
     pub data_header: Digest,
@@ -111,7 +112,8 @@ pub struct Method {
 /// A value given by the caller of a method.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Input {
-    /// Unique within the method: `tokens`, `position`, `temperature`, `top_k`, `top_p`, `seed`.
+    /// Unique within the method: `tokens`, `position`, and but for `verify` `temperature`, `top_k`,
+    /// `top_p`, `seed`.
     pub name: String,
     /// Type and shape.
     pub fact: Fact,
@@ -120,7 +122,7 @@ pub struct Input {
 /// A value handed back by a method.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Output {
-    /// Unique within the method: `token`, `position`, `logits`.
+    /// Unique within the method: `position`, `logits`, and but for `verify` `token`.
     pub name: String,
     /// Which value.
     pub value: ValueId,
@@ -154,6 +156,11 @@ impl Program {
         self.methods.iter().find(|m| m.name == name)
     }
 
+    /// Rows of logits that a call leaves at most: all of `verify`, one of any other method.
+    pub fn logits_rows(&self) -> u32 {
+        self.method("verify").map_or(1, |m| m.max_rows)
+    }
+
     /// Type and shape of every value of a method: inputs, then results.
     ///
     /// On a verified program this never fails.
@@ -179,7 +186,8 @@ impl Program {
 }
 
 impl Method {
-    /// Names and facts of the inputs that every method has, in order.
+    /// Names and facts of the inputs of `decode` and `prefill`, in order. Those of `verify`, which
+    /// draws nothing, are the first two.
     pub fn standard_inputs() -> [(&'static str, Fact); 6] {
         let one = Dim::Fixed(1);
         [

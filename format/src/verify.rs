@@ -46,7 +46,12 @@ pub fn verify(program: &Program) -> Result<()> {
         let method = program
             .method(required)
             .ok_or_else(|| Error::invalid("methods", format!("there is no `{required}`")))?;
-        check_signature(program, method)?;
+        check_signature(program, method, &Method::standard_inputs(), &drawing(program))?;
+    }
+    if let Some(method) = program.method("verify") {
+        let logits = Fact::f32([Dim::Rows, Dim::Fixed(program.vocab_size)]);
+        let outputs = [("position", Fact::u32([Dim::Fixed(1)])), ("logits", logits)];
+        check_signature(program, method, &Method::standard_inputs()[..2], &outputs)?;
     }
     if program.method("decode").is_some_and(|m| m.max_rows != 1) {
         return Err(Error::invalid("decode", "takes one row a call"));
@@ -173,6 +178,9 @@ fn check_index_operands(method: &Method, op: &Op, args: &[Operand]) -> Result<()
 
 /// A call writes its keys before it attends, so a ring must hold the window of its first row and
 /// all of its rows: `window + max_rows − 1`. Without a window everything must be there.
+///
+/// Then the rows of a call may be taken back, all or some: what they have overwritten lies before
+/// the window of the call's first row, and so before every later window.
 fn check_rings(
     program: &Program,
     method: &Method,
@@ -199,11 +207,24 @@ fn check_rings(
     Ok(())
 }
 
-/// The inputs and outputs that a runtime relies on.
-fn check_signature(program: &Program, method: &Method) -> Result<()> {
-    let fail = |why: String| Err(Error::invalid(format!("method `{}`", method.name), why));
+/// Outputs of a method that draws a token.
+fn drawing(program: &Program) -> [(&'static str, Fact); 3] {
     let one = Dim::Fixed(1);
-    let inputs = Method::standard_inputs();
+    [
+        ("token", Fact::u32([one])),
+        ("position", Fact::u32([one])),
+        ("logits", Fact::f32([one, Dim::Fixed(program.vocab_size)])),
+    ]
+}
+
+/// The inputs and outputs that a runtime relies on.
+fn check_signature(
+    program: &Program,
+    method: &Method,
+    inputs: &[(&str, Fact)],
+    outputs: &[(&str, Fact)],
+) -> Result<()> {
+    let fail = |why: String| Err(Error::invalid(format!("method `{}`", method.name), why));
     if method.inputs.len() != inputs.len() {
         return fail(format!("has {} inputs instead of {}", method.inputs.len(), inputs.len()));
     }
@@ -213,14 +234,9 @@ fn check_signature(program: &Program, method: &Method) -> Result<()> {
         }
     }
     let values = program.values(method).map_err(|(_, why)| Error::invalid(&method.name, why))?;
-    let outputs = [
-        ("token", Fact::u32([one])),
-        ("position", Fact::u32([one])),
-        ("logits", Fact::f32([one, Dim::Fixed(program.vocab_size)])),
-    ];
     for (name, fact) in outputs {
         let found = method.output(name).and_then(|id| values.get(id as usize));
-        if !found.is_some_and(|f| f.same(&fact)) {
+        if !found.is_some_and(|f| f.same(fact)) {
             return fail(format!("has no output `{name}: {fact}`"));
         }
     }

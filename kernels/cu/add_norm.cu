@@ -1,53 +1,83 @@
-// What stands between two products: partial sums, norm, residual, scalar, next norm. A row per block.
+// What stands between two products: partial sums, norm, residual, scalar, next norm.
 //
 //     a = sum of the partial sums                                (SPLITS > 0)
 //     x = (x + a * rsqrt(mean a^2 + eps) * post) * scalar        (scalar with SCALAR)
 //     y = x * rsqrt(mean x^2 + eps) * next                       (NEXT)
 //
-// Instantiated by H, SPLITS, SCALAR, NEXT, WEIGHT (type of post, scalar and next), THREADS, and by
-// output.cuh's constants, with X_K = H.
+// A row belongs to CLUSTER blocks, which lie in a cluster if there are several: block r takes units of 128
+// columns r, r + CLUSTER, ... A few rows are so many times faster than on one multiprocessor each.
+//
+// Instantiated by H, SPLITS, SCALAR, NEXT, WEIGHT (type of post, scalar and next), CLUSTER, THREADS (of a
+// block), and by output.cuh's constants, with X_K = H.
 #include "output.cuh"
 
-constexpr int VECTORS = H / 4;
-constexpr int PER_THREAD = ceil_div(VECTORS, THREADS);
-
-template <int TYPE>
-__device__ __forceinline__ float4 read_float4(const void* base, u32 vector) {
-    if constexpr (TYPE == F32) return ((const float4*)base)[vector];
-    float4 v;
-    v.x = read_float<TYPE>(base, vector * 4), v.y = read_float<TYPE>(base, vector * 4 + 1);
-    v.z = read_float<TYPE>(base, vector * 4 + 2), v.w = read_float<TYPE>(base, vector * 4 + 3);
-    return v;
-}
+constexpr u32 VECTORS = H / 4;
+constexpr u32 WARPS = THREADS / WARP;
+constexpr u32 PER_THREAD = ceil_div(ceil_div(u32(H), 128u), CLUSTER * WARPS);
 
 __device__ __forceinline__ float squares(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+#define CLUSTER_DIMS
+#endif
+
+// Sum over the threads of a row, in a fixed order. `scratch` holds a number for each warp of each block, and
+// is used once.
+__device__ __forceinline__ float row_sum(float value, float (&scratch)[CLUSTER][WARPS], u32 rank) {
+    value = warp_sum(value);
+#if CLUSTER > 1
+    // Lane r gives the warp's sum to block r.
+    if (threadIdx.x % WARP < CLUSTER)
+        asm volatile(
+            "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; st.shared::cluster.f32 [remote], %2; }" ::"r"(
+                shared_address(&scratch[rank][threadIdx.x / WARP])), "r"(threadIdx.x % WARP), "f"(value)
+            : "memory");
+    cluster_sync();
+#else
+    if (threadIdx.x % WARP == 0) scratch[0][threadIdx.x / WARP] = value;
+    __syncthreads();
+#endif
+    float total = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < CLUSTER * WARPS; i++) total += scratch[i / WARPS][i % WARPS];
+    return total;
+}
+
 // sums [SPLITS, T, H] and x [T, H], updated, float32; y as in output.cuh.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS)
     add_norm(const float4* __restrict__ sums, const void* __restrict__ post, const void* __restrict__ scalar,
          float4* x, const void* __restrict__ next, void* __restrict__ y, u32 rows, float eps) {
-    __shared__ float scratch[2][THREADS / WARP];
+    __shared__ float scratch[2][CLUSTER][WARPS];
     allow_successor();
+    const u32 row = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const auto unit = [&](u32 i) { return (i * WARPS + warp) * CLUSTER + rank; };
+    const auto vector = [&](u32 i) { return unit(i) * WARP + lane; };
     float4 post_weight[PER_THREAD], next_weight[PER_THREAD];
-    const auto vector = [&](int i) { return threadIdx.x + i * THREADS; };
-    const auto inside = [&](int i) { return VECTORS % THREADS == 0 || vector(i) < VECTORS; };
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
+    for (u32 i = 0; i < PER_THREAD; i++) {
         post_weight[i] = next_weight[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (!inside(i)) continue;
+        if (vector(i) >= VECTORS) continue;
         if constexpr (SPLITS > 0) post_weight[i] = read_float4<WEIGHT>(post, vector(i));
         if constexpr (NEXT) next_weight[i] = read_float4<WEIGHT>(next, vector(i));
     }
     const float factor = SCALAR ? read_float<WEIGHT>(scalar, 0) : 1.0f;
+#if CLUSTER > 1
+    // All blocks have begun before one writes to another's shared memory.
+    cluster_sync();
+#endif
     wait_for_predecessor();
 
-    const u32 row = blockIdx.x;
     float4 value[PER_THREAD], a[PER_THREAD];
     float square = 0.0f;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
+    for (u32 i = 0; i < PER_THREAD; i++) {
         value[i] = a[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (!inside(i)) continue;
+        if (vector(i) >= VECTORS) continue;
         value[i] = x[u64(row) * VECTORS + vector(i)];
 #pragma unroll
         for (int split = 0; split < SPLITS; split++) {
@@ -57,11 +87,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         square += squares(a[i]);
     }
     if constexpr (SPLITS > 0) {
-        const float inverse = rsqrtf(block_sum<THREADS>(square, scratch[0]) / H + eps);
+        const float inverse = rsqrtf(row_sum(square, scratch[0], rank) / H + eps);
         square = 0.0f;
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            if (!inside(i)) continue;
+        for (u32 i = 0; i < PER_THREAD; i++) {
+            if (vector(i) >= VECTORS) continue;
             value[i].x = (value[i].x + a[i].x * inverse * post_weight[i].x) * factor;
             value[i].y = (value[i].y + a[i].y * inverse * post_weight[i].y) * factor;
             value[i].z = (value[i].z + a[i].z * inverse * post_weight[i].z) * factor;
@@ -72,13 +102,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if constexpr (NEXT) {
         square = 0.0f;
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) square += squares(value[i]);
-        const float inverse = rsqrtf(block_sum<THREADS>(square, scratch[1]) / H + eps);
+        for (u32 i = 0; i < PER_THREAD; i++) square += squares(value[i]);
+        const float inverse = rsqrtf(row_sum(square, scratch[1], rank) / H + eps);
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
+        for (u32 i = 0; i < PER_THREAD; i++) {
             const float4 v = value[i], w = next_weight[i];
             const float4 result = {v.x * inverse * w.x, v.y * inverse * w.y, v.z * inverse * w.z, v.w * inverse * w.w};
-            write_activations(y, vector(i) / WARP, row, result, threadIdx.x % WARP);
+            write_activations(y, unit(i), row, result, lane);
         }
     }
 }

@@ -53,6 +53,14 @@ __device__ __forceinline__ float read_float(const void* base, u64 index) {
     else return bf16_float(((const u16*)base)[index]);
 }
 
+template <int TYPE>
+__device__ __forceinline__ float4 read_float4(const void* base, u64 vector) {
+    if constexpr (TYPE == F32) return ((const float4*)base)[vector];
+    const uint2 v = ((const uint2*)base)[vector];
+    if constexpr (TYPE == BF16) return {bf16_low(v.x), bf16_high(v.x), bf16_low(v.y), bf16_high(v.y)};
+    return {f16_float(u16(v.x)), f16_float(u16(v.x >> 16)), f16_float(u16(v.y)), f16_float(u16(v.y >> 16))};
+}
+
 // Programmatic dependent launch: the successor may start as soon as all blocks of this kernel have
 // started; `wait_for_predecessor` must precede the first read of anything that another kernel wrote
 // in this step, and the first write to anything that another kernel may still be reading.

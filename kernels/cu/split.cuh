@@ -46,7 +46,7 @@ __device__ __forceinline__ void split_quantized(u8* x, int units, u32 unit, u32 
     // Of non-negative floats, the bits have the numbers' order.
     const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     const float largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(own)));
-    const float scale = largest / 16319.0f, inverse = largest > 0.0f ? 16319.0f / largest : 0.0f;
+    const float scale = largest * (1.0f / 16319.0f), inverse = largest > 0.0f ? __fdividef(16319.0f, largest) : 0.0f;
     float rest[4] = {v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse};
     float* sums = (float*)(x + x_sums_at(units)) + unit * X_VIRTUAL * X_SUMS;
     float* scales = (float*)(x + x_scales_at(units)) + unit * X_VIRTUAL;

@@ -6,7 +6,7 @@ use gemma4_format::plan::Count;
 use crate::activations::Output;
 use crate::contract::{args, source};
 use crate::packed::{Packed, type_code};
-use crate::{Amount, Kernel, Unsupported};
+use crate::{Amount, Arch, Kernel, Unsupported};
 
 /// Adds a product's partial sums to the residual stream and norms the result for the next product.
 ///
@@ -26,9 +26,16 @@ pub struct AddNorm {
     pub next: Option<Output>,
     /// Type of `post`, `scalar` and `next`.
     pub weight: DType,
+    /// Blocks that share a row, in a cluster: 1, and for compute capability 9.0 and later 2 to 8.
+    pub cluster: u32,
 }
 
 impl AddNorm {
+    /// Blocks for a row of a call of few rows, which leave most of a GPU idle otherwise.
+    pub fn cluster(arch: Arch) -> u32 {
+        if arch.dependent_launch() { 8 } else { 1 }
+    }
+
     /// The kernel.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
         if self.h == 0 || !self.h.is_multiple_of(4) || self.h > 16384 {
@@ -47,15 +54,20 @@ impl AddNorm {
             ("NEXT", u32::from(self.next.is_some()).to_string()),
             ("WEIGHT", type_code(self.weight).to_owned()),
         ]);
-        let vectors = self.h / 4;
-        let threads = vectors.div_ceil(vectors.div_ceil(768)).next_multiple_of(32);
+        if !(1..=8).contains(&self.cluster) {
+            let reason = format!("rows of {} blocks", self.cluster);
+            return Err(Unsupported { kernel: "add_norm", reason });
+        }
+        let warps = self.h.div_ceil(128).div_ceil(self.cluster);
+        let threads = warps.div_ceil(warps.div_ceil(24)) * 32;
         let arrays = self.splits + 2 + u32::from(self.next.is_some());
         defines.push(("THREADS", threads.to_string()));
+        defines.push(("CLUSTER", self.cluster.to_string()));
         Ok(Kernel {
             source: source!("add_norm.cu"),
             defines,
             symbol: "add_norm",
-            grid: [Count::Rows { per: 1, times: 1 }, Count::Fixed(1), Count::Fixed(1)],
+            grid: [Count::Rows { per: 1, times: self.cluster }, Count::Fixed(1), Count::Fixed(1)],
             block: threads,
             shared: 0,
             args: args![

@@ -28,6 +28,7 @@ mod contract;
 mod layer;
 mod linear_few;
 mod linear_many;
+mod measure;
 mod packed;
 mod session;
 
@@ -41,5 +42,6 @@ pub use linear_few::{Epilogue, LinearFew, Ring};
 pub use linear_many::{
     LinearMany, ManyOutput, PANEL_COLUMNS, ToPanels, panel_elements, panel_index,
 };
+pub use measure::measure;
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
 pub use session::Sample;

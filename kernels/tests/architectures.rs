@@ -7,7 +7,7 @@ use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
 use gemma4_kernels::{
     AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Order, Output, Pack,
-    Packed, Rope, Sample,
+    Packed, Rope, Sample, measure,
 };
 
 const INT4: Encoding = Encoding::Quantized {
@@ -39,8 +39,14 @@ fn hot(arch: Arch) -> Vec<Kernel> {
             }
             if n == 5376 {
                 let next = Some(Output::Split(linear.split()));
-                let norm =
-                    AddNorm { h: k.min(8192), splits: 6, scalar: true, next, weight: DType::BF16 };
+                let norm = AddNorm {
+                    h: k.min(8192),
+                    splits: 6,
+                    scalar: true,
+                    next,
+                    weight: DType::BF16,
+                    cluster: AddNorm::cluster(arch),
+                };
                 kernels.extend((k == 8192).then(|| norm.kernel().unwrap()));
                 let geglu = Geglu { width: k, splits: 3, output: Output::Split(linear.split()) };
                 kernels.push(geglu.kernel().unwrap());
@@ -61,6 +67,7 @@ fn hot(arch: Arch) -> Vec<Kernel> {
     }
     let sample = Sample { vocabulary: 262_144 };
     kernels.extend([sample.maxima().unwrap(), sample.kernel().unwrap()]);
+    kernels.extend(measure(arch));
     kernels
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::cpu::Cpu;
 use crate::cuda::{self, Calls, Cuda, Weights};
 use crate::program::Progress;
+use crate::roofline::Speed;
 use crate::{Device, Error, LoadedProgram, Result};
 
 /// What a user asked for.
@@ -49,6 +50,26 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(cpu) => cpu,
             OpenDevice::Cuda(cuda) => cuda,
+        }
+    }
+
+    /// Measures how fast the device reads weights and multiplies; `None` if a GPU's program has no
+    /// kernels for that.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device fails.
+    pub fn speed(&self) -> Result<Option<Speed>> {
+        match self {
+            OpenDevice::Cpu(cpu) => Ok(Some(cpu.speed())),
+            OpenDevice::Cuda(cuda) => cuda.speed(),
+        }
+    }
+
+    /// The GPU; `None` on the CPU.
+    pub fn cuda(&self) -> Option<&Cuda> {
+        match self {
+            OpenDevice::Cpu(_) => None,
+            OpenDevice::Cuda(cuda) => Some(cuda),
         }
     }
 

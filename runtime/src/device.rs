@@ -38,11 +38,16 @@ pub trait DeviceSession: Send {
     /// Runs `decode` on a given token.
     fn decode(&mut self, token: u32, position: u32) -> Result<()>;
 
-    /// Logits of the last row of the last `prefill` or `decode`; length of the vocabulary.
-    fn logits(&mut self) -> Result<Vec<f32>>;
+    /// Runs `verify` on the tokens of positions `position ..`, no more than the program's `verify`
+    /// takes, which has that method.
+    fn verify(&mut self, tokens: &[u32], position: u32) -> Result<()>;
 
-    /// Begins to generate. The first token is drawn from the logits of the last call and has
-    /// position `position`; every further one comes from a decode step that is fed with the one
+    /// Logits after a token of the last call; length of the vocabulary. `row` counts the tokens of
+    /// a `verify` from 0; of a `prefill` and a `decode` only the last token has logits, as row 0.
+    fn logits(&mut self, row: u32) -> Result<Vec<f32>>;
+
+    /// Begins to generate. The first token is drawn from the logits of the last call's last token
+    /// and has position `position`; every further one comes from a decode step that is fed with the one
     /// before. No more than `limit` tokens will be asked for.
     fn start(&mut self, position: u32, sampling: &Sampling, limit: u32) -> Result<()>;
 

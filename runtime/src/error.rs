@@ -84,6 +84,14 @@ pub enum Error {
         /// Rows of the program's `prefill`.
         maximum: u32,
     },
+    /// A call of `verify` with more tokens than the program was exported for.
+    #[error("{asked} tokens are more than the {maximum} that one call of `verify` takes")]
+    Verify {
+        /// Tokens of the call.
+        asked: u32,
+        /// Rows of the program's `verify`.
+        maximum: u32,
+    },
     /// A sampling parameter outside its range.
     #[error("{name} = {value} is not {wanted}")]
     Sampling {
@@ -147,9 +155,10 @@ impl Error {
     /// Which exit code a command should end with.
     pub fn class(&self) -> ExitClass {
         match self {
-            Error::Context { .. } | Error::Chunk { .. } | Error::Sampling { .. } => {
-                ExitClass::Usage
-            }
+            Error::Context { .. }
+            | Error::Chunk { .. }
+            | Error::Verify { .. }
+            | Error::Sampling { .. } => ExitClass::Usage,
             Error::Memory { .. } | Error::Device(_) => ExitClass::Resources,
             _ => ExitClass::Failure,
         }

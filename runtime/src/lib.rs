@@ -27,6 +27,7 @@ pub mod cuda;
 pub mod device;
 pub mod memory;
 pub mod program;
+pub mod roofline;
 pub mod sampler;
 pub mod session;
 pub mod text;

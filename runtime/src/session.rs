@@ -56,8 +56,8 @@ pub struct Report {
 enum Next {
     /// Nothing was computed at this position.
     Nothing,
-    /// The device holds the logits of the last token in the context.
-    Logits,
+    /// The device holds the logits of so many of the last tokens in the context, at least one.
+    Logits(u32),
     /// This token was drawn and is not in the context.
     Token(u32),
 }
@@ -185,7 +185,7 @@ impl Session {
             self.report.prefill_seconds += start.elapsed().as_secs_f64();
             self.report.prompt_tokens += chunk.len() as u64;
             self.tokens.extend_from_slice(chunk);
-            self.next = Next::Logits;
+            self.next = Next::Logits(1);
         }
         Ok(true)
     }
@@ -208,15 +208,58 @@ impl Session {
         self.written = self.written.max(position + 1);
         self.device.decode(token, position)?;
         self.tokens.push(token);
-        self.next = Next::Logits;
+        self.next = Next::Logits(1);
         Ok(())
     }
 
-    /// Logits after the last token read by [`Session::prefill`] or [`Session::decode`]; length of
-    /// the vocabulary. Fails with [`Error::NoLogits`] after anything else, a generation included.
+    /// Reads a few given tokens at once and keeps the logits after each of them, for a caller that
+    /// may take some back: a drafted continuation of which the model agrees with the beginning.
+    ///
+    /// [`Session::logits_after`] has the logits, and [`Session::rewind`] takes tokens back; it never
+    /// refuses to take back those of the last `verify`. Times and tokens are in no [`Report`].
+    ///
+    /// Fails with [`Error::Verify`] if there are more tokens than [`Session::verify_rows`], and as
+    /// [`Session::prefill`].
+    pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let (rows, maximum) = (tokens.len() as u64, self.verify_rows());
+        if rows > u64::from(maximum) {
+            let asked = u32::try_from(rows).unwrap_or(u32::MAX);
+            return Err(Error::Verify { asked, maximum });
+        }
+        self.check_room(rows)?;
+        self.check_tokens(tokens)?;
+        let (position, rows) = (self.position(), tokens.len() as u32);
+        self.next = Next::Nothing;
+        self.written = self.written.max(position + rows);
+        self.device.verify(tokens, position)?;
+        self.tokens.extend_from_slice(tokens);
+        self.next = Next::Logits(rows);
+        Ok(())
+    }
+
+    /// Tokens that one [`Session::verify`] takes; 0 where the program has no such method.
+    pub fn verify_rows(&self) -> u32 {
+        self.program.program().method("verify").map_or(0, |m| m.max_rows)
+    }
+
+    /// Logits after the last token read by [`Session::prefill`], [`Session::decode`] or
+    /// [`Session::verify`]; length of the vocabulary. Fails with [`Error::NoLogits`] after anything
+    /// else, a generation included.
     pub fn logits(&mut self) -> Result<Vec<f32>> {
         match self.next {
-            Next::Logits => self.device.logits(),
+            Next::Logits(rows) => self.device.logits(rows - 1),
+            _ => Err(Error::NoLogits),
+        }
+    }
+
+    /// Logits after token `row` of the last [`Session::verify`], from 0; length of the vocabulary.
+    /// Fails with [`Error::NoLogits`] if it had fewer tokens, or after anything else.
+    pub fn logits_after(&mut self, row: u32) -> Result<Vec<f32>> {
+        match self.next {
+            Next::Logits(rows) if row < rows => self.device.logits(row),
             _ => Err(Error::NoLogits),
         }
     }
@@ -258,7 +301,7 @@ impl Session {
         }
         let position = self.position();
         let left = match self.next {
-            Next::Logits => max_new_tokens.min(self.context - position),
+            Next::Logits(_) => max_new_tokens.min(self.context - position),
             _ => 0,
         };
         let host = (!rules.is_neutral()).then(|| {
@@ -304,7 +347,7 @@ impl Session {
             [last] => self.read(*last)?,
             rest => self.prefill(rest)?,
         }
-        let mut logits = self.device.logits()?;
+        let mut logits = self.device.logits(0)?;
         rules::suppress(&mut logits, &self.suppressed);
         let sampling = Sampling { seed: !sampling.seed, ..*sampling };
         Ok(sampler::sample(&logits, self.position(), &sampling))
@@ -423,13 +466,18 @@ impl Generation<'_> {
 
     fn draw_token(&mut self) -> Result<u32> {
         let session = &mut *self.session;
-        session.next = Next::Nothing;
+        let next = std::mem::replace(&mut session.next, Next::Nothing);
         match &mut self.source {
             Source::Host(draws) => {
-                if let Some(read) = self.last {
-                    session.read(read)?;
-                }
-                let logits = session.device.logits()?;
+                let row = match (self.last, next) {
+                    (Some(read), _) => {
+                        session.read(read)?;
+                        0
+                    }
+                    (None, Next::Logits(rows)) => rows - 1,
+                    (None, _) => return Err(Error::NoLogits),
+                };
+                let logits = session.device.logits(row)?;
                 let (token, logprobs) = draws.draw(logits, session.position());
                 self.logprobs = logprobs;
                 Ok(token)

@@ -293,8 +293,12 @@ impl DeviceSession for AheadSession {
         self.0.decode(token, position)
     }
 
-    fn logits(&mut self) -> Result<Vec<f32>> {
-        self.0.logits()
+    fn verify(&mut self, tokens: &[u32], position: u32) -> Result<()> {
+        self.0.verify(tokens, position)
+    }
+
+    fn logits(&mut self, row: u32) -> Result<Vec<f32>> {
+        self.0.logits(row)
     }
 
     fn start(&mut self, position: u32, sampling: &Sampling, limit: u32) -> Result<()> {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::checkpoint::{Checkpoint, Layout};
-use gemma4_exporter::export::{Options, export, export_without_data};
+use gemma4_exporter::export::{Options, export, export_random, export_without_data};
 use gemma4_exporter::gguf::Gguf;
 use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
@@ -29,6 +29,13 @@ pub(crate) struct Arguments {
     /// Where model.pte and model.ptd go
     #[arg(long, value_name = "DIR", required_unless_present = "tiny_test")]
     output_dir: Option<PathBuf>,
+    /// With --random: where the random numbers begin (default: 1)
+    #[arg(long, value_name = "N", requires = "random")]
+    seed: Option<u64>,
+    /// With --random: write model.pte alone; for gemma4-bench --random-weights, or, with --seed,
+    /// for the model.ptd that the same seed gives on another machine
+    #[arg(long, requires = "random")]
+    no_data: bool,
     /// With --model-dir or --random: quantize on the way (default: keep the weights as they are)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prequantized", "gguf"])]
     recipe: Option<String>,
@@ -78,7 +85,7 @@ struct Input {
     /// template are the file's
     #[arg(long, value_name = "FILE")]
     gguf: Option<PathBuf>,
-    /// A config.json: export a program of random weights, without data, for gemma4-bench
+    /// A config.json: export a model of this shape with random weights, for measurements
     #[arg(long, value_name = "CONFIG.json")]
     random: Option<PathBuf>,
     /// Take a tiny random model through the whole pipeline and compare it with candle
@@ -91,6 +98,7 @@ Examples:
   gemma4-export --prequantized gemma-4-31b-int4 --output-dir out
   gemma4-export --model-dir gemma-4-31b-it --recipe default --output-dir out --max-seq-len 32768
   gemma4-export --gguf gemma-4-31b-it-Q4_K_M.gguf --output-dir out
+  gemma4-export --random exporter/configs/gemma-4-31b.json --recipe default --output-dir out
   gemma4-export --tiny-test
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.";
@@ -124,13 +132,18 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         targets: targets(arguments)?,
     };
     let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
-    if let Some(config) = &arguments.input.random {
-        let path = export_without_data(&read_text(config)?, &options, output_dir, &monitor)?;
-        cli::say(&format!("wrote {}\n", path.display()));
-        return Ok(());
-    }
-    let source = open(&arguments.input)?;
-    let exported = export(source.as_ref(), &options, output_dir, &monitor)?;
+    let exported = if let Some(config) = &arguments.input.random {
+        let config = read_text(config)?;
+        if arguments.no_data {
+            let seed = arguments.seed;
+            let path = export_without_data(&config, seed, &options, output_dir, &monitor)?;
+            cli::say(&format!("wrote {}\n", path.display()));
+            return Ok(());
+        }
+        export_random(&config, arguments.seed.unwrap_or(1), &options, output_dir, &monitor)?
+    } else {
+        export(open(&arguments.input)?.as_ref(), &options, output_dir, &monitor)?
+    };
     cli::say(&format!(
         "wrote {} and {} ({:.1} MB)\n",
         exported.program.display(),

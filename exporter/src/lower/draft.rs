@@ -10,6 +10,8 @@ use super::scratch::{Slot, Slots};
 pub(super) enum Operand {
     /// A value in scratch memory.
     Slot(Slot),
+    /// So many bytes into a value in scratch memory.
+    Inside(Slot, u64),
     /// The last row of a value of so many bytes a row.
     LastRow(Slot, u64),
     /// Anything else.
@@ -52,7 +54,9 @@ impl Draft {
     pub(super) fn add(&mut self, kernel: u32, grid: [Count; 3], operands: Vec<Operand>) {
         let launch = self.launches.len();
         for operand in &operands {
-            if let Operand::Slot(slot) | Operand::LastRow(slot, _) = operand {
+            if let Operand::Slot(slot) | Operand::Inside(slot, _) | Operand::LastRow(slot, _) =
+                operand
+            {
                 self.slots.touch(*slot, launch);
             }
         }
@@ -70,6 +74,10 @@ impl Draft {
         let (offsets, end) = self.slots.place(base);
         let argument = |operand: &Operand| match *operand {
             Operand::Slot(slot) => Argument::Address(Place::Scratch, Slots::offset(&offsets, slot)),
+            Operand::Inside(slot, bytes) => {
+                let offset = Slots::offset(&offsets, slot) + bytes;
+                Argument::Address(Place::Scratch, offset)
+            }
             Operand::LastRow(slot, stride) => {
                 let offset = Slots::offset(&offsets, slot);
                 Argument::LastRow { place: Place::Scratch, offset, stride }

@@ -1,10 +1,11 @@
 //! Lowers the portable graph of a program to kernel launches, for chosen GPU architectures.
 //!
 //! `stages` finds the layers in the graph, `weights` decides how weights are packed, `schedule`
-//! writes the launches of each method into a `draft`, whose scratch memory `scratch` plans, and
-//! the kernels that they need are compiled here. No GPU is needed.
+//! (and `few` for calls of few rows) writes the launches of each method into a `draft`, whose scratch
+//! memory `scratch` plans, and the kernels that they need are compiled here. No GPU is needed.
 
 mod draft;
+mod few;
 mod schedule;
 mod scratch;
 mod stages;
@@ -19,7 +20,7 @@ use std::str::FromStr;
 use gemma4_format::Program;
 use gemma4_format::plan::{self, Plan};
 use gemma4_kernels::compile::{self, Nvrtc};
-use gemma4_kernels::{Arch, Kernel, Unsupported};
+use gemma4_kernels::{Arch, Kernel, Unsupported, measure};
 use rayon::prelude::*;
 use thiserror::Error;
 
@@ -140,7 +141,12 @@ pub fn lower(
     let stages = Stages::find(program)?;
     let schedules = targets
         .iter()
-        .map(|target| Schedule::new(program, &stages, target.arch(), target.multiprocessors()))
+        .map(|target| {
+            let arch = target.arch();
+            let mut schedule = Schedule::new(program, &stages, arch, target.multiprocessors())?;
+            schedule.kernels.extend(measure(arch));
+            Ok(schedule)
+        })
         .collect::<Result<Vec<_>>>()?;
     let total = schedules.iter().map(|s| distinct_sources(&s.kernels).len()).sum();
     let nvrtc = Nvrtc::find()?;

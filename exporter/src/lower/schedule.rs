@@ -1,14 +1,15 @@
 //! Writes the launches of each method.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use gemma4_format::plan::{
     Argument, Count, Launch, Lowered, Pack as PackStep, Packed as PackedWeight, Place, table,
 };
 use gemma4_format::{Program, WeightId};
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, AttentionPrefill, Embed, Epilogue, Geglu, Kernel, LinearFew,
-    LinearMany, ManyOutput, Output, Packed, Randomize, Rope, Sample, panel_elements,
+    AddNorm, Arch, AttentionPrefill, Embed, Epilogue, Kernel, LinearMany, ManyOutput, Output,
+    Packed, Randomize, Rope, Sample, panel_elements,
 };
 
 use super::Result;
@@ -44,6 +45,7 @@ impl Schedule {
         builder.reserve_products(longest);
         builder.decode()?;
         builder.prefill(longest)?;
+        builder.verify(program.method("verify").map_or(0, |m| m.max_rows))?;
         builder.sample()?;
         Ok(builder.schedule)
     }
@@ -51,30 +53,30 @@ impl Schedule {
 
 /// A packed weight and its place.
 #[derive(Clone, Copy)]
-struct Matrix {
-    packed: Packed,
-    id: u32,
+pub(super) struct Matrix {
+    pub(super) packed: Packed,
+    pub(super) id: u32,
 }
 
 /// The packed weights of a layer.
-struct LayerWeights {
-    qkv: Matrix,
-    o: Matrix,
-    gate_up: Matrix,
-    down: Matrix,
+pub(super) struct LayerWeights {
+    pub(super) qkv: Matrix,
+    pub(super) o: Matrix,
+    pub(super) gate_up: Matrix,
+    pub(super) down: Matrix,
 }
 
-struct Builder<'a> {
-    program: &'a Program,
-    stages: &'a Stages,
-    arch: Arch,
-    multiprocessors: u32,
+pub(super) struct Builder<'a> {
+    pub(super) program: &'a Program,
+    pub(super) stages: &'a Stages,
+    pub(super) arch: Arch,
+    pub(super) multiprocessors: u32,
     schedule: Schedule,
     known: HashMap<Key, u32>,
     resident: HashMap<WeightId, u32>,
     table: Matrix,
-    head: Matrix,
-    layers: Vec<LayerWeights>,
+    pub(super) head: Matrix,
+    pub(super) layers: Vec<LayerWeights>,
     /// Bytes at the start of scratch memory that stay zero between launches.
     ready: u64,
 }
@@ -164,7 +166,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A stored vector, kept on the device as it is.
-    fn vector(&mut self, id: WeightId) -> Operand {
+    pub(super) fn vector(&mut self, id: WeightId) -> Operand {
         let next = self.schedule.resident.len() as u32;
         let at = *self.resident.entry(id).or_insert_with(|| {
             self.schedule.resident.push((id, 0));
@@ -173,88 +175,27 @@ impl<'a> Builder<'a> {
         Operand::Fixed(Argument::Address(Place::Resident(at), 0))
     }
 
-    fn launch(&mut self, draft: &mut Draft, kernel: &Kernel, operands: Vec<Operand>) {
+    pub(super) fn launch(&mut self, draft: &mut Draft, kernel: &Kernel, operands: Vec<Operand>) {
         debug_assert_eq!(operands.len(), kernel.args.len(), "{}", kernel.symbol);
         let index = self.kernel(kernel);
         draft.add(index, kernel.grid, operands);
     }
 
-    fn hidden(&self) -> u32 {
+    pub(super) fn hidden(&self) -> u32 {
         self.table.packed.k
     }
 
-    /// Adds a method's launches.
-    fn finish(&mut self, draft: Draft, method: &str, max_rows: u32) {
+    /// Adds the launches of a method for calls of so many rows.
+    pub(super) fn finish(&mut self, draft: Draft, method: &str, rows: RangeInclusive<u32>) {
         let (launches, end) = draft.finish(self.ready);
         self.schedule.scratch = self.schedule.scratch.max(end);
-        let method = method.to_owned();
-        self.schedule.methods.push(Lowered { method, min_rows: 1, max_rows, launches });
+        let (method, (min_rows, max_rows)) = (method.to_owned(), rows.into_inner());
+        self.schedule.methods.push(Lowered { method, min_rows, max_rows, launches });
     }
 
-    /// The product of a packed weight for one row, whose input comes already split.
-    fn few(&self, matrix: Matrix, epilogue: Epilogue) -> Result<LinearFew> {
-        let (arch, sms) = (self.arch, self.multiprocessors);
-        Ok(LinearFew::choose(matrix.packed, 1, epilogue, true, arch, sms)?)
-    }
-
+    /// A row whose token stands in the session's state.
     fn decode(&mut self) -> Result<()> {
-        let mut draft = Draft::default();
-        let h = self.hidden();
-        let x = draft.floats(u64::from(h));
-        self.embed(&mut draft, table::STATE, x);
-        let products = (0..self.layers.len())
-            .map(|i| {
-                let weights = &self.layers[i];
-                Ok([
-                    self.few(weights.qkv, Epilogue::Partial)?,
-                    self.few(weights.o, Epilogue::Partial)?,
-                    self.few(weights.gate_up, Epilogue::Partial)?,
-                    self.few(weights.down, Epilogue::Partial)?,
-                ])
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let head = self.few(self.head, Epilogue::SoftCap)?;
-        let stages = self.stages;
-        let input_of = |i: usize| products.get(i).map_or(head, |p| p[0]).split();
-        let norm_of = |i: usize| stages.layers.get(i).map_or(stages.norm, |l| l.attention.pre_norm);
-
-        let mut normed = draft.slots.add(input_of(0).bytes());
-        let output = Output::Split(input_of(0));
-        self.norm(&mut draft, x, norm_of(0), normed, output)?;
-        for (i, layer) in stages.layers.iter().enumerate() {
-            let [qkv, o, gate_up, down] = products[i];
-            let ids = {
-                let w = &self.layers[i];
-                [w.qkv.id, w.o.id, w.gate_up.id, w.down.id]
-            };
-            let sums = self.product_few(&mut draft, qkv, ids[0], normed);
-            let q = self.rotate(&mut draft, &layer.attention, sums, qkv.splits, 1)?;
-            let attended = self.attention_few(&mut draft, &layer.attention, q, &o)?;
-            let sums = self.product_few(&mut draft, o, ids[1], attended);
-            normed = draft.slots.add(gate_up.split().bytes());
-            let output = Some((layer.pre_norm, normed, Output::Split(gate_up.split())));
-            let splits = o.splits;
-            self.add_norm(&mut draft, (sums, splits), layer.attention.post_norm, None, x, output)?;
-            let sums = self.product_few(&mut draft, gate_up, ids[2], normed);
-            let gated = draft.slots.add(down.split().bytes());
-            let geglu = Geglu {
-                width: gate_up.weight.n / 2,
-                splits: gate_up.splits,
-                output: Output::Split(down.split()),
-            };
-            let operands = vec![Operand::Slot(sums), Operand::Slot(gated), ROWS];
-            self.launch(&mut draft, &geglu.kernel()?, operands);
-            let sums = self.product_few(&mut draft, down, ids[3], gated);
-            let next = input_of(i + 1);
-            normed = draft.slots.add(next.bytes());
-            let output = Some((norm_of(i + 1), normed, Output::Split(next)));
-            let scalar = Some(layer.scalar);
-            let splits = down.splits;
-            self.add_norm(&mut draft, (sums, splits), layer.post_norm, scalar, x, output)?;
-        }
-        self.head(&mut draft, head, normed)?;
-        self.finish(draft, "decode", 1);
-        Ok(())
+        self.few_rows("decode", 1..=1, table::STATE)
     }
 
     /// Scratch memory that every product of many rows leaves zero, at the start.
@@ -342,24 +283,9 @@ impl<'a> Builder<'a> {
             self.add_norm(&mut draft, (y, 1), layer.post_norm, Some(layer.scalar), x, next)?;
         }
         // The head sees the last row only.
-        let head = self.few(self.head, Epilogue::SoftCap)?;
-        let last = draft.slots.add(head.split().bytes());
-        let norm = AddNorm {
-            h,
-            splits: 0,
-            scalar: false,
-            next: Some(Output::Split(head.split())),
-            weight: vector_type(self.program, stages.norm)?,
-        };
-        let mut kernel = norm.kernel()?;
-        kernel.grid = [Count::Fixed(1); 3];
-        let weight = self.vector(stages.norm);
-        let row = Operand::LastRow(x, u64::from(h) * 4);
-        let operands =
-            vec![NULL, NULL, NULL, row, weight, Operand::Slot(last), number(1), real(stages.eps)];
-        self.launch(&mut draft, &kernel, operands);
-        self.head(&mut draft, head, last)?;
-        self.finish(draft, "prefill", max_rows);
+        let head = self.few(self.head, 1, Epilogue::SoftCap)?;
+        self.normed_head(&mut draft, head, Operand::LastRow(x, u64::from(h) * 4), 1, 0)?;
+        self.finish(draft, "prefill", 1..=max_rows);
         Ok(())
     }
 
@@ -388,7 +314,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Rows of the embedding table for the tokens at a place of the session's table.
-    fn embed(&mut self, draft: &mut Draft, tokens: u32, x: Slot) {
+    pub(super) fn embed(&mut self, draft: &mut Draft, tokens: u32, x: Slot) {
         let kernel = Embed { weight: self.table.packed }.kernel();
         let operands = vec![
             packed(self.table.id),
@@ -400,8 +326,16 @@ impl<'a> Builder<'a> {
         self.launch(draft, &kernel, operands);
     }
 
+    /// Blocks that share a row of a norm: several where there are few rows.
+    fn cluster(&self, output: Option<Output>) -> u32 {
+        match output {
+            Some(Output::Split(_)) => AddNorm::cluster(self.arch),
+            _ => 1,
+        }
+    }
+
     /// Norms the residual stream as it is.
-    fn norm(
+    pub(super) fn norm(
         &mut self,
         draft: &mut Draft,
         x: Slot,
@@ -415,6 +349,7 @@ impl<'a> Builder<'a> {
             scalar: false,
             next: Some(output),
             weight: vector_type(self.program, norm)?,
+            cluster: self.cluster(Some(output)),
         }
         .kernel()?;
         let weight = self.vector(norm);
@@ -426,7 +361,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a product to the residual stream and norms that for the next one.
-    fn add_norm(
+    pub(super) fn add_norm(
         &mut self,
         draft: &mut Draft,
         (sums, splits): (Slot, u32),
@@ -441,6 +376,7 @@ impl<'a> Builder<'a> {
             scalar: scalar.is_some(),
             next: next.map(|(.., output)| output),
             weight: vector_type(self.program, post)?,
+            cluster: self.cluster(next.map(|(.., output)| output)),
         }
         .kernel()?;
         let post = self.vector(post);
@@ -454,17 +390,6 @@ impl<'a> Builder<'a> {
             vec![Operand::Slot(sums), post, scalar, Operand::Slot(x), weight, y, ROWS, eps];
         self.launch(draft, &kernel, operands);
         Ok(())
-    }
-
-    /// Partial sums of a product for one row.
-    fn product_few(&mut self, draft: &mut Draft, linear: LinearFew, id: u32, x: Slot) -> Slot {
-        let sums = draft.floats(u64::from(linear.splits) * u64::from(linear.weight.n));
-        // What was chosen for these constants has a kernel.
-        if let Ok(kernel) = linear.kernel() {
-            let operands = vec![packed(id), Operand::Slot(x), Operand::Slot(sums), ROWS, real(0.0)];
-            self.launch(draft, &kernel, operands);
-        }
-        sums
     }
 
     fn product_many(
@@ -486,7 +411,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Norms and rotates queries and keys, norms values, writes the buffers; returns the queries.
-    fn rotate(
+    pub(super) fn rotate(
         &mut self,
         draft: &mut Draft,
         attention: &Attention,
@@ -524,41 +449,6 @@ impl<'a> Builder<'a> {
         Ok(q)
     }
 
-    /// Attention of one row, left as the output projection reads it.
-    fn attention_few(
-        &mut self,
-        draft: &mut Draft,
-        attention: &Attention,
-        q: Slot,
-        o: &LinearFew,
-    ) -> Result<Slot> {
-        let Attention { heads, kv_heads, width, window, keys, values, scale, .. } = *attention;
-        let output = Output::Split(o.split());
-        let sms = self.multiprocessors;
-        let few = AttentionFew::choose(heads, kv_heads, width, 1, window, output, sms);
-        let parts = u64::from(few.splits) * u64::from(heads);
-        let sums = draft.floats(parts * u64::from(width));
-        let stats = draft.floats(parts * 2);
-        let operands = vec![
-            Operand::Slot(q),
-            TABLE,
-            STATE,
-            in_table(keys),
-            in_table(values),
-            ring(keys),
-            Operand::Slot(sums),
-            Operand::Slot(stats),
-            ROWS,
-            real(scale),
-        ];
-        self.launch(draft, &few.kernel()?, operands);
-        let y = draft.slots.add(o.split().bytes());
-        let operands =
-            vec![Operand::Slot(sums), Operand::Slot(stats), Operand::Slot(y), TABLE, STATE, ROWS];
-        self.launch(draft, &few.join()?, operands);
-        Ok(y)
-    }
-
     fn attention_many(
         &mut self,
         draft: &mut Draft,
@@ -582,19 +472,6 @@ impl<'a> Builder<'a> {
             real(scale),
         ];
         self.launch(draft, &many.kernel()?, operands);
-        Ok(())
-    }
-
-    /// Logits of one row.
-    fn head(&mut self, draft: &mut Draft, head: LinearFew, x: Slot) -> Result<()> {
-        let operands = vec![
-            packed(self.head.id),
-            Operand::Slot(x),
-            LOGITS,
-            number(1),
-            real(self.stages.soft_cap),
-        ];
-        self.launch(draft, &head.kernel()?, operands);
         Ok(())
     }
 }

@@ -4,12 +4,12 @@
 //! walks the list and checks each operand, so that what is lowered is what the graph says; the
 //! first operation that is not as expected is named.
 
-use gemma4_format::{BufferId, Op, Operand, Program, ValueId, WeightId};
+use gemma4_format::{BufferId, Method, Op, Operand, Program, ValueId, WeightId};
 
 use super::{Error, Result};
 
 /// The model as kernels see it.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Stages {
     pub(super) table: WeightId,
     pub(super) embed_scale: f32,
@@ -21,7 +21,7 @@ pub(super) struct Stages {
 }
 
 /// One layer.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Layer {
     pub(super) attention: Attention,
     pub(super) pre_norm: WeightId,
@@ -33,7 +33,7 @@ pub(super) struct Layer {
 }
 
 /// The attention of a layer, with the norms around it.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Attention {
     pub(super) pre_norm: WeightId,
     /// q, k and, where values have their own, v.
@@ -61,29 +61,31 @@ pub(super) struct Rope {
 }
 
 impl Stages {
-    /// Reads `decode`; `prefill` must be the same operations.
+    /// Reads every method. All must be the same model: `decode` and `prefill` with the logits of
+    /// the last row, `verify` with those of all.
     pub(super) fn find(program: &Program) -> Result<Self> {
-        let [decode, prefill] = ["decode", "prefill"].map(|name| program.method(name));
-        let same = match (decode, prefill) {
-            (Some(a), Some(b)) => {
-                let list = |m: &gemma4_format::Method| {
-                    m.nodes.iter().map(|n| format!("{:?} {:?}", n.op, n.args)).collect::<Vec<_>>()
-                };
-                list(a) == list(b)
-            }
-            _ => false,
+        let read = |name: &str, last_row| {
+            let method = program
+                .method(name)
+                .ok_or_else(|| Error::Graph(format!("there is no method `{name}`")))?;
+            let next = method.inputs.len() as ValueId;
+            Walk { program, method, at: 0, next, eps: None }.model(last_row)
         };
-        if !same {
-            return Err(Error::Graph("`decode` and `prefill` are not the same".to_owned()));
+        let decode = read("decode", true)?;
+        for (name, last_row) in [("prefill", true), ("verify", false)] {
+            if read(name, last_row)? != decode {
+                let why = format!("`decode` and `{name}` are not the same model");
+                return Err(Error::Graph(why));
+            }
         }
-        let mut walk = Walk { program, at: 0, next: 6, eps: None };
-        walk.model()
+        Ok(decode)
     }
 }
 
 /// A position in the list of operations.
 struct Walk<'a> {
     program: &'a Program,
+    method: &'a Method,
     at: usize,
     /// Id that the next result will have.
     next: ValueId,
@@ -95,23 +97,34 @@ const TOKENS: Operand = Operand::Value(0);
 const POSITION: Operand = Operand::Value(1);
 
 impl Walk<'_> {
-    fn model(&mut self) -> Result<Stages> {
+    fn model(&mut self, last_row: bool) -> Result<Stages> {
         let (table, x) = self.weighted(Op::Embed.name(), TOKENS)?;
         let (op, x) = self.unary("scale", x)?;
         let Op::Scale { factor: embed_scale } = op else { return Err(self.unexpected("scale")) };
         let (mut layers, mut x) = (Vec::new(), x);
-        while !self.is("last_row") {
+        while !self.ends(last_row) {
             let (layer, result) = self.layer(x)?;
             layers.push(layer);
             x = result;
         }
-        let (_, x) = self.unary("last_row", x)?;
+        if last_row {
+            x = self.unary("last_row", x)?.1;
+        }
         let (norm, x) = self.norm(x)?;
         let (head, x) = self.weighted("linear", value(x))?;
         let (op, _) = self.unary("soft_cap", x)?;
         let Op::SoftCap { cap: soft_cap } = op else { return Err(self.unexpected("soft_cap")) };
         let eps = self.eps.unwrap_or(0.0);
         Ok(Stages { table, embed_scale, layers, norm, head, soft_cap, eps })
+    }
+
+    /// Whether the layers are over: what follows is the last row, or the norm before the head.
+    fn ends(&self, last_row: bool) -> bool {
+        if last_row {
+            return self.is("last_row");
+        }
+        let after = self.method.nodes.get(self.at + 2);
+        after.is_some_and(|node| matches!(node.op, Op::SoftCap { .. }))
     }
 
     fn layer(&mut self, x: ValueId) -> Result<(Layer, ValueId)> {
@@ -264,17 +277,20 @@ impl Walk<'_> {
     }
 
     fn peek(&self) -> Option<&Op> {
-        Some(&self.program.method("decode")?.nodes.get(self.at)?.op)
+        Some(&self.method.nodes.get(self.at)?.op)
     }
 
     fn args(&self) -> &[Operand] {
-        let node = self.program.method("decode").and_then(|m| m.nodes.get(self.at));
-        node.map_or(&[], |node| &node.args)
+        self.method.nodes.get(self.at).map_or(&[], |node| &node.args)
     }
 
     fn unexpected(&self, wanted: &str) -> Error {
         let found = self.peek().map_or("the end", Op::name);
-        Error::Graph(format!("operation {} is {found} where kernels expect {wanted}", self.at))
+        let name = &self.method.name;
+        Error::Graph(format!(
+            "operation {} of `{name}` is {found} where kernels expect {wanted}",
+            self.at
+        ))
     }
 }
 

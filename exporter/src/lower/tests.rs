@@ -1,8 +1,8 @@
 //! Plans of 31B's shapes, without a compiler.
 
 use gemma4_format::encoding::ZeroType;
-use gemma4_format::plan::{Argument, Place};
-use gemma4_format::{DType, Encoding, Offset, Program, Source, TextDefaults, Weight};
+use gemma4_format::plan::{self, Argument, Launch, Lowered, Place, Plan};
+use gemma4_format::{DType, Encoding, Offset, Op, Program, Source, TextDefaults, Weight};
 use gemma4_kernels::Arch;
 
 use super::Target;
@@ -70,6 +70,98 @@ fn nothing_but_products_touches_the_scratch_that_they_keep_zero() {
         }
     }
     assert_eq!(products, 4 * 60);
+}
+
+/// The places at which a form of `verify` leaves logits, in bytes, each with its rows if the form
+/// says how many they are.
+fn logits_of(schedule: &Schedule, form: &Lowered) -> Vec<(u64, Option<u32>)> {
+    let head = |launch: &Launch| {
+        let [_, _, Argument::Address(Place::Logits, offset), rows, _] = launch.arguments[..] else {
+            return None;
+        };
+        assert_eq!(schedule.kernels[launch.kernel as usize].symbol, "linear_few");
+        let rows = if let Argument::U32(rows) = rows { Some(rows) } else { None };
+        Some((offset, rows))
+    };
+    form.launches.iter().filter_map(head).collect()
+}
+
+#[test]
+fn verify_has_a_form_for_every_number_of_rows_and_logits_of_each() {
+    let mut program = program();
+    let vocabulary = u64::from(program.vocab_size);
+    for most in [1, 2, 3, 6, 8] {
+        let verify = program.methods.iter_mut().find(|m| m.name == "verify").unwrap();
+        verify.max_rows = most;
+        let stages = Stages::find(&program).unwrap();
+        for target in Target::DEFAULT {
+            let sms = target.multiprocessors();
+            let schedule = Schedule::new(&program, &stages, target.arch(), sms).unwrap();
+            let forms = schedule.methods.iter().filter(|form| form.method == "verify");
+            let mut next = 1;
+            for form in forms {
+                assert_eq!(form.min_rows, next);
+                next = form.max_rows + 1;
+                let mut row = 0;
+                for (offset, rows) in logits_of(&schedule, form) {
+                    assert_eq!(offset, row * vocabulary * 4);
+                    row += u64::from(rows.unwrap_or(form.max_rows));
+                }
+                assert_eq!(row, u64::from(form.max_rows));
+            }
+            assert_eq!(next, most + 1);
+            let plan = plan(target, schedule);
+            gemma4_format::plan::verify(&plan, &program, 1).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_plan_without_a_form_for_some_rows_is_refused() {
+    let program = program();
+    let stages = Stages::find(&program).unwrap();
+    for (missing, rows) in [(1, 1), (2, 2), (4, 3), (8, 5)] {
+        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132).unwrap();
+        let mut plan = plan(Target::Machine(Arch::Sm90a), schedule);
+        plan.methods.retain(|form| form.method != "verify" || form.max_rows != missing);
+        let error = gemma4_format::plan::verify(&plan, &program, 1).unwrap_err().to_string();
+        assert!(error.contains(&format!("no form for {rows} rows")), "{error}");
+    }
+}
+
+/// A plan whose modules are not compiled.
+fn plan(target: Target, schedule: Schedule) -> Plan {
+    let kernel = |kernel: &gemma4_kernels::Kernel| plan::Kernel {
+        module: 0,
+        symbol: kernel.symbol.to_owned(),
+        block: kernel.block,
+        shared: kernel.shared,
+        overlaps: kernel.dependent_launch,
+    };
+    Plan {
+        target: target.to_string(),
+        compiler: String::new(),
+        kernels: schedule.kernels.iter().map(kernel).collect(),
+        packed: schedule.packed,
+        packs: schedule.packs,
+        resident: schedule.resident,
+        buffer_element: 2,
+        multiprocessors: target.multiprocessors(),
+        scratch: schedule.scratch,
+        methods: schedule.methods,
+        sample: schedule.sample,
+    }
+}
+
+#[test]
+fn methods_that_are_not_the_same_model_are_named() {
+    let mut program = program();
+    let first_norm = program.methods[0].nodes[2].args[1];
+    let verify = program.methods.iter_mut().find(|m| m.name == "verify").unwrap();
+    let norm = verify.nodes.iter_mut().rev().find(|n| matches!(n.op, Op::RmsNorm { .. }));
+    norm.unwrap().args[1] = first_norm;
+    let error = Stages::find(&program).unwrap_err().to_string();
+    assert!(error.contains("`verify`"), "{error}");
 }
 
 #[test]

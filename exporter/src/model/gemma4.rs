@@ -24,7 +24,7 @@ impl Model {
     /// Takes the weights named in `config` from a store.
     ///
     /// `max_chunk` is the longest call in tokens: a sliding layer keeps a ring of
-    /// `window + max_chunk` rows, enough to rewind one chunk.
+    /// `window + max_chunk` rows, enough to rewind one chunk, or what a shorter call has read.
     pub fn new(config: &Config, max_chunk: u32, store: &Store<'_>) -> Result<Self> {
         let hidden = config.hidden_size;
         let table = [config.vocab_size, hidden];

@@ -15,7 +15,7 @@ use crate::source::ModelSource;
 use crate::{Error, Result};
 
 /// Bytes that are copied at a time.
-const COPY_BLOCK: u64 = 8 << 20;
+pub(super) const COPY_BLOCK: u64 = 8 << 20;
 /// Rows are quantized in blocks of at most so many numbers (64 MiB of float32).
 const ROW_BLOCK: u64 = 16 << 20;
 
@@ -95,7 +95,7 @@ pub struct Written {
     pub length: u64,
     /// Per item its digest, as [`gemma4_format::Weight::digest`].
     pub digests: Vec<Digest>,
-    /// Per item what became of it.
+    /// Per item what became of it; nothing of random weights.
     pub reports: Vec<TensorReport>,
 }
 
@@ -256,7 +256,7 @@ impl RowBlock<'_> {
 }
 
 /// Passes `total` bytes, `block` at a time, from `read` to `consume`, reading ahead by a block.
-fn stream(
+pub(super) fn stream(
     total: u64,
     block: u64,
     read: impl Fn(u64, &mut [u8]) -> Result<()> + Sync,

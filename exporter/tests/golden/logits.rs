@@ -72,6 +72,41 @@ fn cpu_prefill_in_chunks_of_every_size_is_prefill_token_by_token() {
     }
 }
 
+/// Every row of `verify` is that of the golden data, with rings of 32 + 8 rows; tokens that a
+/// call has beyond them are wrong and are taken back.
+#[test]
+fn cpu_verify_of_every_number_of_rows_agrees_with_transformers() {
+    let golden = Golden::tiny_31b();
+    let program = exported(&tiny_31b(), 8);
+    let mut session = session(&program, SessionOptions::default());
+    assert_eq!(session.verify_rows(), 8);
+    for prompt in PROMPTS {
+        let tokens = golden.ids(prompt);
+        let last = golden.f32(&format!("prompt.{prompt}.last_logits_f32")).unwrap();
+        let all = golden.f32(&format!("prompt.{prompt}.logits_f32"));
+        let wrong = &mut golden.ids("p200").into_iter().rev().cycle();
+        for count in 1..=8 {
+            session.reset();
+            let mut rows = Vec::new();
+            for right in tokens.chunks(count) {
+                let rejected = wrong.take(8 - count.max(4));
+                let position = session.position();
+                session.verify(&right.iter().copied().chain(rejected).collect::<Vec<_>>()).unwrap();
+                for row in 0..right.len() as u32 {
+                    rows.push(session.logits_after(row).unwrap());
+                }
+                assert!(session.rewind(position + right.len() as u32));
+            }
+            let worst = max_difference(rows.last().unwrap(), &last);
+            assert!(worst <= TOLERANCE, "{prompt} by {count}: the last row is off by {worst}");
+            if let Some(all) = &all {
+                let worst = max_difference(&rows.concat(), all);
+                assert!(worst <= TOLERANCE, "{prompt} by {count}: some row is off by {worst}");
+            }
+        }
+    }
+}
+
 #[test]
 fn cpu_prefill_at_once_is_prefill_in_chunks() {
     let golden = Golden::tiny_31b();

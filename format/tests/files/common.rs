@@ -49,7 +49,7 @@ pub(crate) fn program() -> Program {
         max_context: 128,
         weights,
         buffers: vec![buffer("keys"), buffer("values")],
-        methods: vec![method("decode", 1), method("prefill", 8)],
+        methods: vec![method("decode", 1), method("prefill", 8), method("verify", 4)],
         data_header: [3; 32],
         data_length: 4096,
     }
@@ -66,41 +66,63 @@ pub(crate) fn pte() -> Pte {
     }
 }
 
+/// A method, of which all but `verify` draw a token from the logits of the last row.
 fn method(name: &str, max_rows: u32) -> Method {
     use Operand::{Buffer, Value, Weight};
-    let inputs =
-        Method::standard_inputs().map(|(name, fact)| Input { name: name.to_owned(), fact });
+    let draws = name != "verify";
+    let mut inputs = Method::standard_inputs()
+        .map(|(name, fact)| Input { name: name.to_owned(), fact })
+        .to_vec();
+    inputs.truncate(if draws { 6 } else { 2 });
+    // The result of the n-th node that has one.
+    let result = |n: u32| Value(inputs.len() as u32 + n);
     let rope = Op::Rope { base: 1e4, rotated: 8, factor: 1.0 };
-    let nodes = [
-        (Op::Embed, vec![Value(0), Weight(0)]),      // %6 [T, 64]
-        (Op::Scale { factor: 8.0 }, vec![Value(6)]), // %7
-        (Op::RmsNorm { eps: 1e-6 }, vec![Value(7), Weight(1)]), // %8
-        (Op::Linear, vec![Value(8), Weight(2)]),     // %9 [T, 32]
-        (Op::SplitHeads { heads: 2 }, vec![Value(9)]), // %10 [T, 2, 16]
-        (rope, vec![Value(10), Value(1)]),           // %11
-        (Op::BufferWrite, vec![Buffer(0), Value(11), Value(1)]),
-        (Op::BufferWrite, vec![Buffer(1), Value(10), Value(1)]),
-        (Op::SplitHeads { heads: 4 }, vec![Value(7)]), // %12 [T, 4, 16]
+    let mut nodes = vec![
+        (Op::Embed, vec![Value(0), Weight(0)]),       // 0 [T, 64]
+        (Op::Scale { factor: 8.0 }, vec![result(0)]), // 1
+        (Op::RmsNorm { eps: 1e-6 }, vec![result(1), Weight(1)]), // 2
+        (Op::Linear, vec![result(2), Weight(2)]),     // 3 [T, 32]
+        (Op::SplitHeads { heads: 2 }, vec![result(3)]), // 4 [T, 2, 16]
+        (rope, vec![result(4), Value(1)]),            // 5
+        (Op::BufferWrite, vec![Buffer(0), result(5), Value(1)]),
+        (Op::BufferWrite, vec![Buffer(1), result(4), Value(1)]),
+        (Op::SplitHeads { heads: 4 }, vec![result(1)]), // 6 [T, 4, 16]
         (
             Op::Attention { window: Some(8), scale: 1.0 },
-            vec![Value(12), Buffer(0), Buffer(1), Value(1)],
-        ), // %13
-        (Op::MergeHeads, vec![Value(13)]),             // %14 [T, 64]
-        (Op::Add, vec![Value(14), Value(7)]),          // %15
-        (Op::LastRow, vec![Value(15)]),                // %16 [1, 64]
-        (Op::Linear, vec![Value(16), Weight(0)]),      // %17 [1, 96]
-        (Op::SoftCap { cap: 30.0 }, vec![Value(17)]),  // %18
-        (Op::Advance, vec![Value(0), Value(1)]),       // %19
-        (Op::Sample, vec![Value(18), Value(19), Value(2), Value(3), Value(4), Value(5)]), // %20
-    ]
-    .map(|(op, args)| Node { op, args, label: String::new() });
-    let outputs = [("token", 20), ("position", 19), ("logits", 18)]
-        .map(|(name, value)| Output { name: name.to_owned(), value });
+            vec![result(6), Buffer(0), Buffer(1), Value(1)],
+        ), // 7
+        (Op::MergeHeads, vec![result(7)]),              // 8 [T, 64]
+        (Op::Add, vec![result(8), result(1)]),          // 9
+        (Op::Advance, vec![Value(0), Value(1)]),        // 10
+    ];
+    let mut outputs = vec![("position", result(10))];
+    if draws {
+        nodes.extend([
+            (Op::LastRow, vec![result(9)]),                // 11 [1, 64]
+            (Op::Linear, vec![result(11), Weight(0)]),     // 12 [1, 96]
+            (Op::SoftCap { cap: 30.0 }, vec![result(12)]), // 13
+            (Op::Sample, vec![result(13), result(10), Value(2), Value(3), Value(4), Value(5)]), // 14
+        ]);
+        outputs.extend([("token", result(14)), ("logits", result(13))]);
+    } else {
+        nodes.extend([
+            (Op::Linear, vec![result(9), Weight(0)]),      // 11 [T, 96]
+            (Op::SoftCap { cap: 30.0 }, vec![result(11)]), // 12
+        ]);
+        outputs.push(("logits", result(12)));
+    }
+    let output = |(name, value): (&str, Operand)| match value {
+        Value(value) => Output { name: name.to_owned(), value },
+        _ => unreachable!("outputs are values"),
+    };
     Method {
         name: name.to_owned(),
         max_rows,
-        inputs: inputs.to_vec(),
-        nodes: nodes.to_vec(),
-        outputs: outputs.to_vec(),
+        nodes: nodes
+            .into_iter()
+            .map(|(op, args)| Node { op, args, label: String::new() })
+            .collect(),
+        outputs: outputs.into_iter().map(output).collect(),
+        inputs,
     }
 }

@@ -3,7 +3,7 @@
 use super::common;
 
 use gemma4_format::pte::{self, MAGIC};
-use gemma4_format::{Error, Op, Operand, ValueType};
+use gemma4_format::{Error, Method, Op, Operand, ValueType};
 
 fn encoded() -> Vec<u8> {
     pte::encode(&common::pte()).unwrap()
@@ -85,7 +85,7 @@ fn forged_programs_are_refused() {
         pte.program = program;
         pte::encode(&pte).expect_err("accepted a forged program").to_string()
     };
-    let cases: [(Change<'_>, &str); 19] = [
+    let cases: [(Change<'_>, &str); 23] = [
         (&|p| p.methods[0].nodes[0].args[1] = Operand::Weight(99), "does not exist"),
         (&|p| p.methods[0].nodes[3].args[0] = Operand::Value(99), "does not exist"),
         (&|p| p.methods[0].nodes[3].args[0] = Operand::Value(9), "does not exist"),
@@ -102,9 +102,17 @@ fn forged_programs_are_refused() {
         (&|p| p.max_context = u32::MAX, "context"),
         (&|p| p.text.stop_tokens = vec![96], "outside the vocabulary"),
         (&|p| p.methods.truncate(1), "no `prefill`"),
-        (&|p| p.methods.extend(vec![p.methods[0].clone(); 63]), "there are 65"),
+        (&|p| p.methods.extend(vec![p.methods[0].clone(); 62]), "there are 65"),
         (&|p| p.methods[0].inputs = vec![p.methods[0].inputs[0].clone(); 65], "65 inputs"),
         (&|p| p.methods[1].nodes = vec![p.methods[1].nodes[0].clone(); 16_385], "16385 nodes"),
+        // A ring of 16 rows under a window of 8.
+        (&|p| p.methods[2].max_rows = 10, "too short"),
+        (
+            &|p| p.methods[2] = Method { name: "verify".to_owned(), ..p.methods[1].clone() },
+            "6 inputs instead of 2",
+        ),
+        (&|p| p.methods[2].outputs[1].value -= 2, "no output `logits: f32[T, 96]`"),
+        (&|p| p.methods[1].name = "verify".to_owned(), "stands twice"),
     ];
     for (i, (change, word)) in cases.iter().enumerate() {
         let error = forge(change);

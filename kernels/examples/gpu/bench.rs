@@ -85,7 +85,16 @@ impl Step {
         let linears = Linears::new(rows);
         let norm = |splits, scalar, linear: LinearFew| {
             let next = Some(Output::Split(linear.split()));
-            AddNorm { h: H, splits, scalar, next, weight: DType::BF16 }.kernel().unwrap()
+            AddNorm {
+                h: H,
+                splits,
+                scalar,
+                next,
+                weight: DType::BF16,
+                cluster: AddNorm::cluster(ARCH),
+            }
+            .kernel()
+            .unwrap()
         };
         let rope = |full: bool| {
             let (kv_heads, d) = if full { (4, 512) } else { (16, 256) };

@@ -24,10 +24,18 @@ pub(crate) fn state_at(position: u32) -> Vec<u32> {
     words
 }
 
-fn add_norm(h: u32, splits: u32, rows: u32, scalar: bool, weight: DType, arch: Arch) -> Case {
-    let kernel =
-        AddNorm { h, splits, scalar, next: Some(Output::Floats), weight }.kernel().unwrap();
-    let name = format!("add_norm {h} s{splits} T={rows} {}", weight.name());
+fn add_norm(
+    h: u32,
+    splits: u32,
+    (rows, cluster): (u32, u32),
+    scalar: bool,
+    weight: DType,
+    arch: Arch,
+) -> Case {
+    let kernel = AddNorm { h, splits, scalar, next: Some(Output::Floats), weight, cluster }
+        .kernel()
+        .unwrap();
+    let name = format!("add_norm {h} s{splits} T={rows} c{cluster} {}", weight.name());
     Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
         let mut random = Random(u64::from(h + splits));
         let (n, t) = (h as usize, rows as usize);
@@ -272,7 +280,9 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
         (256, 2, 8, true, DType::F32),
         (260, 1, 1, false, DType::BF16),
     ] {
-        cases.push(add_norm(h, splits, rows, scalar, weight, arch));
+        for cluster in [1, 8] {
+            cases.push(add_norm(h, splits, (rows, cluster), scalar, weight, arch));
+        }
     }
     let weight = DType::BF16;
     let full = |position, rows| {

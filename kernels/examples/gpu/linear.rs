@@ -210,7 +210,7 @@ fn chain(name: &str, encoding: Encoding, k: u32, rows: u32, t: u32, arch: Arch) 
     let pack_case = Pack { source: encoding, packed, order: Order::Rows, rows: n };
     let linear = LinearFew::choose(packed, rows, Epilogue::Partial, true, arch, 132).unwrap();
     let next = Some(Output::Split(linear.split()));
-    let norm = AddNorm { h: k, splits: 0, scalar: false, next, weight: DType::F32 };
+    let norm = AddNorm { h: k, splits: 0, scalar: false, next, weight: DType::F32, cluster: 1 };
     let kernels =
         vec![pack_case.kernel().unwrap(), norm.kernel().unwrap(), linear.kernel().unwrap()];
     let (norm, product) = (kernels[1].clone(), kernels[2].clone());

@@ -61,7 +61,9 @@ fn to_panels(k: u32, rows: u32, arch: Arch) -> Case {
 fn norm_panels(h: u32, rows: u32, arch: Arch) -> Case {
     let kernels = [Output::Floats, Output::Panels { room: room(rows) }].map(|next| {
         let next = Some(next);
-        AddNorm { h, splits: 2, scalar: true, next, weight: DType::BF16 }.kernel().unwrap()
+        AddNorm { h, splits: 2, scalar: true, next, weight: DType::BF16, cluster: 1 }
+            .kernel()
+            .unwrap()
     });
     let name = format!("many norms to panels {h} T={rows}");
     Case::new(name, arch, kernels.to_vec(), move |gpu, functions| {

@@ -77,6 +77,7 @@ impl Layer {
                 scalar: true,
                 next: Some(Output::Panels { room: ROOM }),
                 weight: DType::BF16,
+                cluster: 1,
             }
             .kernel()
             .unwrap(),

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use gemma4_runtime::cpu::Cpu;
 use gemma4_runtime::{LoadedProgram, Session, SessionOptions};
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use crate::compare::{Bound, Difference};
+use crate::references::References;
 use crate::subject;
 
 /// Largest distance from float32 that is allowed, as a share of what transformers has in bfloat16.
@@ -30,10 +32,23 @@ pub(crate) enum Model {
     Quantized,
     /// Trained weights.
     Chat,
+    /// The first, with some channels a thousand times the others.
+    DensePlanted,
+    /// The second, likewise.
+    QuantizedPlanted,
+    /// The third, likewise.
+    ChatPlanted,
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 3] = [Self::Dense, Self::Quantized, Self::Chat];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Dense,
+        Self::Quantized,
+        Self::Chat,
+        Self::DensePlanted,
+        Self::QuantizedPlanted,
+        Self::ChatPlanted,
+    ];
 
     /// Its name in a bundle.
     pub(crate) fn name(self) -> &'static str {
@@ -41,7 +56,19 @@ impl Model {
             Model::Dense => "tiny-31b",
             Model::Quantized => "tiny-31b-int4",
             Model::Chat => "tiny-chat",
+            Model::DensePlanted => "tiny-31b-planted",
+            Model::QuantizedPlanted => "tiny-31b-int4-planted",
+            Model::ChatPlanted => "tiny-chat-planted",
         }
+    }
+
+    /// Whether it has planted channels: then only its logits are checked.
+    pub(crate) fn is_planted(self) -> bool {
+        matches!(self, Self::DensePlanted | Self::QuantizedPlanted | Self::ChatPlanted)
+    }
+
+    fn is_chat(self) -> bool {
+        matches!(self, Self::Chat | Self::ChatPlanted)
     }
 }
 
@@ -53,6 +80,8 @@ pub(crate) struct Bundle {
     tensors: Vec<u8>,
     /// And for the trained one.
     pub(crate) chat: Value,
+    /// What transformers computed for all of them on a GPU.
+    pub(crate) references: Option<References>,
 }
 
 impl Bundle {
@@ -66,6 +95,7 @@ impl Bundle {
             tiny: json("tiny-31b")?,
             tensors: read(&golden.join("tiny-31b/golden.safetensors"))?,
             chat: json("tiny-chat")?,
+            references: References::open(&golden)?,
         })
     }
 
@@ -85,18 +115,19 @@ impl Bundle {
     /// A golden tensor.
     pub(crate) fn tensor(&self, name: &str) -> anyhow::Result<Vec<f32>> {
         let tensors = SafeTensors::deserialize(&self.tensors)?;
-        let tensor = tensors.tensor(name)?;
-        let bytes = tensor.data();
-        Ok(match tensor.dtype() {
-            Dtype::BF16 => bytes
-                .chunks_exact(2)
-                .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-            _ => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-        })
+        Ok(floats(&tensors.tensor(name)?))
+    }
+}
+
+/// Numbers of a bfloat16 or float32 tensor.
+pub(crate) fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
+    let bytes = tensor.data();
+    match tensor.dtype() {
+        Dtype::BF16 => bytes
+            .chunks_exact(2)
+            .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
+            .collect(),
+        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
     }
 }
 
@@ -143,6 +174,11 @@ impl Truth {
         let cpu = Cpu::new(program)?;
         let mut session = Session::new(&cpu, SessionOptions::default())?;
         let mut passages = texts(bundle, model)?;
+        if let Some(references) = &bundle.references {
+            for passage in &mut passages {
+                passage.bound = references.bound(model, &passage.name)?;
+            }
+        }
         let bound = passages.iter().map(|p| p.bound).fold(Bound::default(), Bound::or);
         let mut tokens: Vec<u32> = passages.iter().rev().flat_map(|p| p.tokens.clone()).collect();
         tokens.truncate(LONGEST);
@@ -152,7 +188,7 @@ impl Truth {
         if quick {
             passages.retain(|p| matches!(p.name.as_str(), "p33" | "text 0"));
             for passage in &mut passages {
-                if model == Model::Chat {
+                if model.is_chat() {
                     passage.prompt = QUICK;
                 }
                 passage.tokens.truncate(passage.prompt + 3);
@@ -171,17 +207,18 @@ impl Truth {
     }
 }
 
-/// The golden texts of a model, without logits.
+/// The golden texts of a model, without logits, and bounds of the golden files.
 fn texts(bundle: &Bundle, model: Model) -> anyhow::Result<Vec<Passage>> {
     let text = |name: String, [prompt, answer]: [&Value; 2], [max, mean]: [&Value; 2]| {
         let (mut tokens, answer) = (ids(prompt), ids(answer));
         let prompt = tokens.len();
         tokens.extend(answer);
         let number = |value: &Value| value.as_f64().context("no distance of bfloat16");
-        let bound = Bound { max: MAX_SHARE * number(max)? as f32, mean: number(mean)? as f32 };
+        let (max, mean) = (MAX_SHARE * number(max)? as f32, number(mean)? as f32);
+        let bound = Bound { max, mean, kl: f64::INFINITY };
         Ok(Passage { name, tokens, prompt, rows: Vec::new(), bound })
     };
-    if model == Model::Chat {
+    if model.is_chat() {
         let texts = bundle.chat["text"].as_array().context("the golden file has no texts")?;
         let of = |(index, t): (usize, &Value)| {
             let bf16 = &t["bf16"];

@@ -13,12 +13,18 @@ pub(crate) struct Bound {
     pub(crate) max: f32,
     /// Of all logits on average.
     pub(crate) mean: f32,
+    /// Mean Kullback–Leibler divergence of a row, in nats.
+    pub(crate) kl: f64,
 }
 
 impl Bound {
     /// The wider of two.
     pub(crate) fn or(self, other: Self) -> Self {
-        Self { max: self.max.max(other.max), mean: self.mean.max(other.mean) }
+        Self {
+            max: self.max.max(other.max),
+            mean: self.mean.max(other.mean),
+            kl: self.kl.max(other.kl),
+        }
     }
 }
 
@@ -74,14 +80,16 @@ impl Difference {
     pub(crate) fn within(&self, bound: Bound) -> anyhow::Result<String> {
         let Self { max, rows, wrong, broken, .. } = *self;
         let found = format!(
-            "max {max:.4} of {:.4}, mean {:.5} of {:.5}, KL {:.2e}, {rows} rows",
+            "max {max:.4} of {:.4}, mean {:.5} of {:.5}, KL {:.2e} of {:.2e}, {rows} rows",
             bound.max,
             self.mean(),
             bound.mean,
-            self.kl()
+            self.kl(),
+            bound.kl
         );
         ensure!(broken == 0, "{broken} rows hold logits that are no numbers; {found}");
-        ensure!(max <= bound.max && self.mean() <= f64::from(bound.mean), "too far: {found}");
+        let near = max <= bound.max && self.mean() <= f64::from(bound.mean);
+        ensure!(near && self.kl() <= bound.kl, "too far: {found}");
         ensure!(wrong == 0, "{wrong} rows choose another token than a decisive one; {found}");
         Ok(found)
     }

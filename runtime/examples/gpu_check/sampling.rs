@@ -88,7 +88,7 @@ fn draws(subject: &Subject, prompt: &[u32], sampling: Sampling) -> anyhow::Resul
         session.prefill(piece, position)?;
         position += piece.len() as u32;
     }
-    let logits = session.logits()?;
+    let logits = session.logits(0)?;
     let mut counts = vec![0u32; logits.len()];
     let mut unlike = 0;
     for seed in 0..DRAWS {

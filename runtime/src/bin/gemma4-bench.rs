@@ -8,17 +8,20 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use gemma4_format::{Dim, Extents, Fact, Op, Operand, Program, stats};
+use gemma4_format::Program;
 use gemma4_runtime::cli::{self, Progress, Usage};
-use gemma4_runtime::cuda::{self, Weights};
+use gemma4_runtime::cuda::{self, Call, Profile, Weights};
+use gemma4_runtime::roofline::{Speed, Work};
 use gemma4_runtime::{DeviceChoice, LoadedProgram, OpenDevice, Sampling, Session, SessionOptions};
 use serde_json::{Value, json};
 
 /// Time prefill and decode of an exported model.
 ///
-/// Prints tokens per second (median, and the range of all runs), and what of the device's memory
-/// bandwidth and arithmetic that takes: bytes are the weights, keys and values that a step must
-/// read once; operations are two for each weight and row.
+/// Prints tokens per second (median, and the range of all runs), the bytes of weights, keys and
+/// values that had to be read and the operations that had to be done, and the share of the wall
+/// that was reached: what the device would do if it only read them at the bandwidth, or computed
+/// them at the rate, that the command measures beforehand. `verify` counts
+/// every token of a step; beside it stands how many times as long as of one row its step takes.
 #[derive(Parser, Debug)]
 #[command(name = "gemma4-bench", version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -51,6 +54,14 @@ pub(crate) struct Arguments {
     /// Tokens in the context before each measurement
     #[arg(short = 'd', value_delimiter = ',', default_value = "0", value_name = "LIST")]
     depths: Vec<u32>,
+    /// Tokens to read at once with logits of each, as when drafted ones are checked: up to 8
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    rows: Vec<u32>,
     /// Repetitions
     #[arg(
         short = 'r',
@@ -68,6 +79,9 @@ pub(crate) struct Arguments {
     /// On a GPU: launch kernels one by one instead of as a graph
     #[arg(long = "no_graphs", alias = "no-graphs")]
     no_graphs: bool,
+    /// On a GPU: time the kernels of each call instead, one after another
+    #[arg(long)]
+    profile: bool,
     /// How to print the results
     #[arg(short = 'o', value_enum, default_value_t = Format::Md)]
     output: Format,
@@ -84,24 +98,29 @@ enum Format {
 const EXAMPLES: &str = "\
 Examples:
   gemma4-bench --model_path model.pte --data_path model.ptd -p 512,2048 -n 128 -d 0,2048
-  gemma4-bench --model_path 31b.pte --random-weights 1 -p 2048 -n 256 -o json";
+  gemma4-bench --model_path 31b.pte --random-weights 1 -p 2048 -n 256 -o json
+  gemma4-bench --model_path model.pte --data_path model.ptd --rows 1,2,4,8 -d 0,2048
+  gemma4-bench --model_path model.pte --data_path model.ptd -p 2048 -d 0,2048 --profile";
 
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     cli::run(|| bench(&arguments))
 }
 
-/// One measurement: a prompt of some length, or tokens generated, at a depth.
+/// One measurement: a prompt of some length, tokens generated, or tokens verified, at a depth.
 struct Row {
     name: String,
     depth: u32,
     /// Tokens per second of each run.
     rates: Vec<f64>,
-    /// Bytes that a step must read, for decode.
-    bytes: u64,
-    /// Operations of the whole measurement, for prefill.
-    operations: f64,
+    /// What a run must do at least.
+    work: Work,
+    /// Tokens of a run.
     tokens: u32,
+    /// Tokens of a step, for decode and verify.
+    step: u32,
+    /// Time of a step as a multiple of one of a single row, where that was measured.
+    relative: Option<f64>,
 }
 
 fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -110,7 +129,8 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(data) => LoadedProgram::map(&arguments.model_path, data)?,
         None => LoadedProgram::without_weights(&arguments.model_path)?,
     });
-    let longest = arguments.prompts.iter().copied().chain([arguments.tokens]).max().unwrap_or(1);
+    let lengths = arguments.prompts.iter().chain(&arguments.rows).copied();
+    let longest = lengths.chain([arguments.tokens]).max().unwrap_or(1);
     let deepest = arguments.depths.iter().copied().max().unwrap_or(0);
     let needed = longest.saturating_add(deepest).saturating_add(8);
     let maximum = program.program().max_context;
@@ -118,6 +138,11 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let why = format!(
             "the measurements need a context of {needed} tokens; the program has {maximum}"
         );
+        return Err(Usage(why).into());
+    }
+    let most = program.program().method("verify").map_or(0, |m| m.max_rows);
+    if let Some(count) = arguments.rows.iter().find(|count| **count > most) {
+        let why = format!("--rows {count}: the program verifies at most {most} tokens at once");
         return Err(Usage(why).into());
     }
     let context = arguments.max_context.unwrap_or(needed);
@@ -131,30 +156,75 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let progress = |done, total| bar.set(done, total);
     let device = arguments.device.open(Arc::clone(&program), options, &progress, &cli::note)?;
     drop(bar);
+    let load_seconds = started.elapsed().as_secs_f64();
+    if arguments.profile {
+        return profile(arguments, &device);
+    }
+    let speed = device.speed()?;
     let session = SessionOptions { max_context: Some(context), prefill_chunk: None };
     let mut session = Session::new(device.device(), session)?;
-    let load_seconds = started.elapsed().as_secs_f64();
 
+    // Keys and values are bfloat16 on a GPU, float32 on the CPU.
+    let element = if device.cuda().is_some() { 2 } else { 4 };
     let mut rows = Vec::new();
     for depth in &arguments.depths {
         for length in &arguments.prompts {
-            rows.push(prefill(&mut session, program.program(), *length, *depth, arguments)?);
+            rows.push(prefill(
+                &mut session,
+                program.program(),
+                *length,
+                *depth,
+                element,
+                arguments,
+            )?);
         }
         if arguments.tokens > 0 {
-            rows.push(decode(&mut session, program.program(), *depth, arguments)?);
+            rows.push(decode(&mut session, program.program(), *depth, element, arguments)?);
         }
+        let mut verified = Vec::new();
+        for count in &arguments.rows {
+            verified.push(verify(
+                &mut session,
+                program.program(),
+                *count,
+                *depth,
+                element,
+                arguments,
+            )?);
+        }
+        compare_steps(&mut verified);
+        rows.append(&mut verified);
     }
     let peak = session.take_report().peak_memory;
+    let results = Results { device: &device, load_seconds, peak, speed, rows };
     let text = match arguments.output {
-        Format::Md => markdown(&device, load_seconds, peak, &rows),
+        Format::Md => results.markdown(),
+        Format::Json => serde_json::to_string_pretty(&results.json())? + "\n",
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Times kernels instead of calls.
+fn profile(arguments: &Arguments, device: &OpenDevice) -> anyhow::Result<ExitCode> {
+    let Some(cuda) = device.cuda() else {
+        return Err(Usage("--profile is for a GPU".to_owned()).into());
+    };
+    let mut profiles = Vec::new();
+    for depth in &arguments.depths {
+        let prompts = arguments.prompts.iter().map(|rows| Call::Prefill(*rows));
+        for call in prompts.chain((arguments.tokens > 0).then_some(Call::Decode)) {
+            profiles.push(cuda.profile(call, *depth, arguments.repetitions)?);
+        }
+    }
+    let text = match arguments.output {
+        Format::Md => {
+            let tables: Vec<String> = profiles.iter().map(Profile::markdown).collect();
+            format!("{}\n\n{}", device.device().describe(), tables.join("\n"))
+        }
         Format::Json => {
-            let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-            let json = json!({
-                "device": device.device().describe(),
-                "load_seconds": load_seconds,
-                "peak_memory_bytes": peak,
-                "results": rows,
-            });
+            let profiles: Vec<Value> = profiles.iter().map(Profile::json).collect();
+            let json = json!({ "device": device.device().describe(), "profiles": profiles });
             serde_json::to_string_pretty(&json)? + "\n"
         }
     };
@@ -183,6 +253,7 @@ fn prefill(
     program: &Program,
     length: u32,
     depth: u32,
+    element: u64,
     arguments: &Arguments,
 ) -> anyhow::Result<Row> {
     let tokens = text(program, length);
@@ -201,9 +272,10 @@ fn prefill(
         name: format!("prefill {length}"),
         depth,
         rates,
-        bytes: 0,
-        operations: 2.0 * products(program) as f64 * f64::from(length),
+        work: Work::prefill(program, length, depth, element),
         tokens: length,
+        step: length,
+        relative: None,
     })
 }
 
@@ -211,6 +283,7 @@ fn decode(
     session: &mut Session,
     program: &Program,
     depth: u32,
+    element: u64,
     arguments: &Arguments,
 ) -> anyhow::Result<Row> {
     let never = AtomicBool::new(false);
@@ -240,40 +313,53 @@ fn decode(
             rates.push(f64::from(drawn - 1) / started.elapsed().as_secs_f64());
         }
     }
-    let bytes = stats::weight_bytes_per_token(program) + read_per_step(program, depth);
-    let name = format!("decode {}", arguments.tokens);
-    Ok(Row { name, depth, rates, bytes, operations: 0.0, tokens: arguments.tokens })
+    let tokens = arguments.tokens;
+    // The keys of the middle step stand for those of all.
+    let step = Work::decode(program, depth + tokens / 2, element);
+    let name = format!("decode {tokens}");
+    Ok(Row { name, depth, rates, work: step.times(tokens), tokens, step: 1, relative: None })
 }
 
-/// Numbers of all matrices that every row of a prefill is multiplied with; the head is not.
-fn products(program: &Program) -> u64 {
-    let Some(prefill) = program.method("prefill") else { return 0 };
-    let dims = |arg: &Operand| match arg {
-        Operand::Weight(id) => {
-            program.weights[*id as usize].dims.iter().map(|d| u64::from(*d)).product()
+/// Steps of `verify` of so many rows, each of which is taken back, so that all have the same depth.
+fn verify(
+    session: &mut Session,
+    program: &Program,
+    count: u32,
+    depth: u32,
+    element: u64,
+    arguments: &Arguments,
+) -> anyhow::Result<Row> {
+    let tokens = text(program, count);
+    let steps = arguments.tokens.div_ceil(count).max(1);
+    let mut rates = Vec::new();
+    fill(session, program, depth)?;
+    for run in 0..=arguments.repetitions {
+        let started = Instant::now();
+        for _ in 0..steps {
+            session.verify(&tokens)?;
+            anyhow::ensure!(session.rewind(depth), "the tokens of a step cannot be taken back");
         }
-        _ => 0u64,
-    };
-    let linear = |op: &Op| matches!(op, Op::Linear);
-    let of_rows = prefill.nodes.iter().take_while(|n| !matches!(n.op, Op::LastRow));
-    of_rows.filter(|n| linear(&n.op)).flat_map(|n| n.args.last()).map(dims).sum()
-}
-
-/// Bytes of bfloat16 keys and values that a step at a depth reads.
-fn read_per_step(program: &Program, depth: u32) -> u64 {
-    let mut bytes = 0;
-    let Some(decode) = program.method("decode") else { return 0 };
-    for node in &decode.nodes {
-        let Op::Attention { window, .. } = node.op else { continue };
-        for arg in &node.args {
-            let Operand::Buffer(id) = arg else { continue };
-            let mut dims = program.buffers[*id as usize].dims.clone();
-            dims[0] = Dim::Fixed(window.unwrap_or(u32::MAX).min(depth + 1));
-            let extents = Extents { rows: 1, context: depth };
-            bytes += 2 * Fact::f32(dims).elements(extents).unwrap_or(0);
+        if run > 0 {
+            rates.push(f64::from(steps * count) / started.elapsed().as_secs_f64());
         }
     }
-    bytes
+    Ok(Row {
+        name: format!("verify {count}"),
+        depth,
+        rates,
+        work: Work::verify(program, count, depth, element).times(steps),
+        tokens: steps * count,
+        step: count,
+        relative: None,
+    })
+}
+
+/// Says of each how long a step takes compared with one of a single row, if there is that.
+fn compare_steps(rows: &mut [Row]) {
+    let Some(one) = rows.iter().find(|row| row.step == 1).map(Row::median) else { return };
+    for row in rows {
+        row.relative = Some(one * f64::from(row.step) / row.median());
+    }
 }
 
 impl Row {
@@ -288,53 +374,105 @@ impl Row {
         (least, self.rates.iter().copied().fold(0.0, f64::max))
     }
 
-    fn bytes_per_second(&self) -> f64 {
-        self.bytes as f64 * self.median()
+    /// Seconds of a run with the median rate.
+    fn seconds(&self) -> f64 {
+        f64::from(self.tokens) / self.median()
     }
 
-    fn operations_per_second(&self) -> f64 {
-        self.operations * self.median() / f64::from(self.tokens.max(1))
+    /// Tokens per second of the wall, the share of it that was reached, and what the wall is.
+    fn wall(&self, speed: Speed) -> (f64, f64, &'static str) {
+        let least = self.work.seconds(speed);
+        let kind = if self.work.is_bound_by_memory(speed) { "memory" } else { "arithmetic" };
+        (f64::from(self.tokens) / least, least / self.seconds(), kind)
     }
 
-    fn json(&self) -> Value {
+    fn json(&self, speed: Option<Speed>) -> Value {
+        let wall = speed.map(|speed| {
+            let (tokens, share, kind) = self.wall(speed);
+            json!({ "bound": kind, "tokens_per_second": tokens, "reached": share })
+        });
         json!({
             "test": self.name,
             "depth": self.depth,
+            "tokens": self.tokens,
             "tokens_per_second": self.median(),
             "runs": self.rates,
-            "bytes_per_step": self.bytes,
-            "bytes_per_second": self.bytes_per_second(),
-            "operations_per_second": self.operations_per_second(),
+            "bytes": self.work.bytes,
+            "operations": self.work.operations,
+            "bytes_per_second": self.work.bytes / self.seconds(),
+            "operations_per_second": self.work.operations / self.seconds(),
+            "roofline": wall,
+            "time_of_one_row": self.relative,
         })
     }
 }
 
-fn markdown(device: &OpenDevice, load_seconds: f64, peak: Option<u64>, rows: &[Row]) -> String {
-    let mut lines = vec![
-        format!("{}, load {load_seconds:.2} s", device.device().describe()),
-        format!("peak memory {}", peak.map_or("unknown".to_owned(), cli::human_bytes)),
-        String::new(),
-        "| test | depth | tok/s | range | GB/s | TFLOP/s |".to_owned(),
-        "|---|---|---|---|---|---|".to_owned(),
-    ];
-    for row in rows {
-        let (least, most) = row.range();
-        lines.push(format!(
-            "| {} | {} | {:.1} | {least:.1} to {most:.1} | {} | {} |",
-            row.name,
-            row.depth,
-            row.median(),
-            significant(row.bytes_per_second() / 1e9),
-            significant(row.operations_per_second() / 1e12)
-        ));
-    }
-    lines.join("\n") + "\n"
+/// Everything that was measured.
+struct Results<'a> {
+    device: &'a OpenDevice,
+    load_seconds: f64,
+    peak: Option<u64>,
+    speed: Option<Speed>,
+    rows: Vec<Row>,
 }
 
-/// A figure with about three digits; a dash for what does not apply.
+impl Results<'_> {
+    fn json(&self) -> Value {
+        let rows: Vec<Value> = self.rows.iter().map(|row| row.json(self.speed)).collect();
+        json!({
+            "device": self.device.device().describe(),
+            "device_bytes_per_second": self.speed.map(|speed| speed.read),
+            "device_operations_per_second": self.speed.map(|speed| speed.multiply),
+            "load_seconds": self.load_seconds,
+            "load": self.device.cuda().map(|cuda| cuda.load_times().json()),
+            "peak_memory_bytes": self.peak,
+            "memory": self.device.cuda().map(|cuda| cuda.memory().json()),
+            "results": rows,
+        })
+    }
+
+    fn markdown(&self) -> String {
+        let peak = self.peak.map_or("unknown".to_owned(), cli::human_bytes);
+        let mut lines = vec![self.device.device().describe()];
+        lines.push(format!("load {:.2} s, peak memory {peak}", self.load_seconds));
+        if let Some(Speed { read, multiply }) = self.speed {
+            lines.push(format!(
+                "measured: reads {} GB/s, multiplies {} TFLOP/s",
+                significant(read / 1e9),
+                significant(multiply / 1e12)
+            ));
+        }
+        lines.push(String::new());
+        lines.push(
+            "| test | depth | tok/s | range | GB/s | TFLOP/s | wall | reached | × one row |"
+                .to_owned(),
+        );
+        lines.push("|---|---|---|---|---|---|---|---|---|".to_owned());
+        for row in &self.rows {
+            let (least, most) = row.range();
+            let (wall, reached) = match self.speed.map(|speed| row.wall(speed)) {
+                Some((tokens, share, kind)) => {
+                    (format!("{tokens:.0} tok/s, {kind}"), format!("{:.0} %", 100.0 * share))
+                }
+                None => ("–".to_owned(), "–".to_owned()),
+            };
+            let relative = row.relative.map_or("–".to_owned(), |times| format!("{times:.2}"));
+            lines.push(format!(
+                "| {} | {} | {:.1} | {least:.1} to {most:.1} | {} | {} | {wall} | {reached} | {relative} |",
+                row.name,
+                row.depth,
+                row.median(),
+                significant(row.work.bytes / row.seconds() / 1e9),
+                significant(row.work.operations / row.seconds() / 1e12)
+            ));
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+/// A figure with about three digits.
 fn significant(x: f64) -> String {
     match x {
-        0.0 => "–".to_owned(),
         x if x >= 100.0 => format!("{x:.0}"),
         x if x >= 1.0 => format!("{x:.1}"),
         x => format!("{x:.3}"),

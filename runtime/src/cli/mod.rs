@@ -10,7 +10,7 @@ mod progress;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-pub use arguments::Files;
+pub use arguments::{Files, Placement};
 pub use interrupt::Interrupt;
 pub use progress::Progress;
 

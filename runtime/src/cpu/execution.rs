@@ -17,13 +17,15 @@ use crate::{DeviceSession, Error, Result, Sampling};
 /// Told the label, the extents and the numbers of each labelled float32 value when it is computed.
 pub type Observer<'a> = &'a mut (dyn FnMut(&str, &[u32], &[f32]) + Send);
 
-/// One of the two methods that every program has.
+/// A method of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// One row, whose token is drawn from the whole context.
     Decode,
     /// A chunk of a prompt.
     Prefill,
+    /// A few tokens, each of which has logits afterwards.
+    Verify,
 }
 
 impl Entry {
@@ -31,6 +33,7 @@ impl Entry {
         match self {
             Entry::Decode => "decode",
             Entry::Prefill => "prefill",
+            Entry::Verify => "verify",
         }
     }
 }
@@ -41,13 +44,12 @@ pub struct Execution {
     cpu: Cpu,
     context: u32,
     chunk: u32,
-    decode: Plan,
-    prefill: Plan,
+    plans: Plans,
     /// By id; `[rows, heads, width]` each.
     buffers: Vec<Floats>,
     memory: Memory,
-    /// What the last call was, for the place of its outputs.
-    last: Entry,
+    /// What the last call was and how many rows it had, for the place of its outputs.
+    last: (Entry, u32),
     generation: Option<Running>,
 }
 
@@ -73,23 +75,18 @@ struct Running {
 impl Execution {
     pub(crate) fn new(cpu: Cpu, context: u32, chunk: u32) -> Result<Self> {
         let program = cpu.0.program.program();
-        let plan = |entry: Entry, rows| {
-            let method = method(&cpu, entry)?;
-            Plan::new(program, method, Extents { rows, context })
-        };
-        let (decode, prefill) = (plan(Entry::Decode, 1)?, plan(Entry::Prefill, chunk)?);
+        let plans = Plans::new(&cpu, context, chunk)?;
         let extents = Extents { rows: 1, context };
         let size = |dims: &Vec<Dim>| Fact::f32(dims.clone()).elements(extents).unwrap_or(u64::MAX);
         let sizes: Vec<u64> = program.buffers.iter().map(|b| size(&b.dims)).collect();
-        let reals = decode.reals.max(prefill.reals);
-        let scratch = decode.scratch.max(prefill.scratch);
+        let (reals, scratch) = (plans.most(|p| p.reals), plans.most(|p| p.scratch));
         let total = sizes.iter().fold(reals.saturating_add(scratch), |n, s| n.saturating_add(*s));
         let what = format!("a session with a context of {context} tokens");
         memory::require(&what, total.saturating_mul(4))?;
         let buffers =
             sizes.iter().map(|size| Floats::zeroed(&what, *size)).collect::<Result<_>>()?;
         let mut integers = Vec::new();
-        let count = decode.integers.max(prefill.integers);
+        let count = plans.most(|p| p.integers);
         integers.try_reserve_exact(count as usize).map_err(|_| Error::Memory {
             what: what.clone(),
             need: count.saturating_mul(4),
@@ -102,8 +99,8 @@ impl Execution {
             scratch: Floats::zeroed(&what, scratch)?,
             tables: Tables::default(),
         };
-        let last = Entry::Prefill;
-        Ok(Self { cpu, context, chunk, decode, prefill, buffers, memory, last, generation: None })
+        let last = (Entry::Prefill, 1);
+        Ok(Self { cpu, context, chunk, plans, buffers, memory, last, generation: None })
     }
 
     /// Numbers in one row of a buffer.
@@ -113,7 +110,8 @@ impl Execution {
         dims.iter().skip(1).map(|dim| dim.resolve(extents) as usize).product()
     }
 
-    /// Runs a method on the tokens of positions `position ..` and returns its output `token`.
+    /// Runs a method on the tokens of positions `position ..` and returns its output `token`, 0 of
+    /// a method that draws none.
     ///
     /// Checks what [`crate::Session`] checks, except that earlier positions hold keys.
     pub fn run(
@@ -136,13 +134,10 @@ impl Execution {
         observer: Observer<'_>,
     ) -> Result<u32> {
         self.check(entry, tokens, position)?;
-        self.last = entry;
         let cpu = self.cpu.clone();
         let method = method(&cpu, entry)?;
-        let plan = match entry {
-            Entry::Decode => &self.decode,
-            Entry::Prefill => &self.prefill,
-        };
+        let plan = self.plans.of(entry)?;
+        self.last = (entry, tokens.len() as u32);
         let extents = Extents { rows: tokens.len() as u32, context: self.context };
         let mut call = Call {
             cpu: &cpu,
@@ -178,7 +173,11 @@ impl Execution {
         if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
             return Err(Error::Token { token: *token, vocabulary });
         }
-        let maximum = if entry == Entry::Decode { 1 } else { self.chunk };
+        let maximum = match entry {
+            Entry::Decode => 1,
+            Entry::Prefill => self.chunk,
+            Entry::Verify => method(&self.cpu, entry)?.max_rows,
+        };
         let rows = tokens.len() as u64;
         if rows == 0 {
             return Err(Error::EmptyPrompt);
@@ -196,9 +195,56 @@ impl Execution {
 }
 
 fn method(cpu: &Cpu, entry: Entry) -> Result<&Method> {
-    let name = entry.name();
-    let missing = || Error::Device(format!("the program has no method `{name}`"));
-    cpu.0.program.program().method(name).ok_or_else(missing)
+    cpu.0.program.program().method(entry.name()).ok_or_else(|| missing(entry))
+}
+
+fn missing(entry: Entry) -> Error {
+    Error::Device(format!("the program has no method `{}`", entry.name()))
+}
+
+/// The methods for calls of a session.
+#[derive(Debug)]
+struct Plans {
+    decode: Plan,
+    prefill: Plan,
+    /// Where the program has this method.
+    verify: Option<Plan>,
+}
+
+impl Plans {
+    fn new(cpu: &Cpu, context: u32, chunk: u32) -> Result<Self> {
+        let program = cpu.0.program.program();
+        let plan = |method, rows| Plan::new(program, method, Extents { rows, context });
+        let verify = program.method(Entry::Verify.name());
+        Ok(Self {
+            decode: plan(method(cpu, Entry::Decode)?, 1)?,
+            prefill: plan(method(cpu, Entry::Prefill)?, chunk)?,
+            verify: verify.map(|m| plan(m, m.max_rows.min(context))).transpose()?,
+        })
+    }
+
+    fn of(&self, entry: Entry) -> Result<&Plan> {
+        match entry {
+            Entry::Decode => Ok(&self.decode),
+            Entry::Prefill => Ok(&self.prefill),
+            Entry::Verify => self.verify.as_ref().ok_or_else(|| missing(entry)),
+        }
+    }
+
+    /// The most of something that one of them needs.
+    fn most(&self, count: impl Fn(&Plan) -> u64) -> u64 {
+        [&self.decode, &self.prefill].into_iter().chain(&self.verify).map(count).max().unwrap_or(0)
+    }
+}
+
+impl Execution {
+    /// Logits after the last token of the last call.
+    fn last_logits(&mut self) -> Result<Vec<f32>> {
+        match self.last {
+            (Entry::Verify, rows) => self.logits(rows - 1),
+            _ => self.logits(0),
+        }
+    }
 }
 
 impl DeviceSession for Execution {
@@ -210,13 +256,20 @@ impl DeviceSession for Execution {
         self.run(Entry::Decode, &[token], position, &Sampling::GREEDY).map(|_| ())
     }
 
-    fn logits(&mut self) -> Result<Vec<f32>> {
-        let entry = self.last;
-        let plan = if entry == Entry::Decode { &self.decode } else { &self.prefill };
+    fn verify(&mut self, tokens: &[u32], position: u32) -> Result<()> {
+        self.run(Entry::Verify, tokens, position, &Sampling::GREEDY).map(|_| ())
+    }
+
+    fn logits(&mut self, row: u32) -> Result<Vec<f32>> {
+        let (entry, rows) = self.last;
         let id = method(&self.cpu, entry)?.output("logits").ok_or(Error::NoLogits)?;
-        let place = &plan.places[id as usize];
+        let place = &self.plans.of(entry)?.places[id as usize];
+        let extents = Extents { rows, context: self.context };
         let length = self.cpu.0.program.program().vocab_size as usize;
-        Ok(self.memory.reals.as_slice()[place.offset..][..length].to_vec())
+        let count = place.fact.elements(extents).unwrap_or(0) as usize;
+        let logits = &self.memory.reals.as_slice()[place.offset..][..count];
+        let row = logits.chunks_exact(length).nth(row as usize).ok_or(Error::NoLogits)?;
+        Ok(row.to_vec())
     }
 
     fn start(&mut self, position: u32, sampling: &Sampling, _: u32) -> Result<()> {
@@ -227,7 +280,7 @@ impl DeviceSession for Execution {
     fn next_token(&mut self) -> Result<u32> {
         let Running { sampling, position, token } = self.generation.ok_or(Error::NoLogits)?;
         let token = match token {
-            None => sample(&self.logits()?, position, &sampling),
+            None => sample(&self.last_logits()?, position, &sampling),
             Some(token) => self.run(Entry::Decode, &[token], position - 1, &sampling)?,
         };
         self.generation = Some(Running { sampling, position: position + 1, token: Some(token) });

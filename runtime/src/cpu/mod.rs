@@ -10,6 +10,7 @@ mod blocks;
 mod execution;
 mod isa;
 mod linear;
+mod measure;
 mod plan;
 mod pointwise;
 mod rope;

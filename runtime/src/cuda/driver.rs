@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUlaunchConfig,
-    CUmodule, CUstream, CUuuid,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec,
+    CUlaunchConfig, CUmodule, CUstream, CUuuid,
 };
 
 use crate::{Error, Result};
@@ -102,6 +102,12 @@ entry_points! {
     stream_destroy = "cuStreamDestroy_v2"(stream: CUstream);
     stream_synchronize = "cuStreamSynchronize"(stream: CUstream);
     stream_query = "cuStreamQuery"(stream: CUstream);
+
+    event_create = "cuEventCreate"(event: *mut CUevent, flags: c_uint);
+    event_record = "cuEventRecord"(event: CUevent, stream: CUstream);
+    event_elapsed =
+        "cuEventElapsedTime"(milliseconds: *mut f32, start: CUevent, end: CUevent);
+    event_destroy = "cuEventDestroy_v2"(event: CUevent);
 
     module_load = "cuModuleLoadData"(module: *mut CUmodule, image: *const c_void);
     module_unload = "cuModuleUnload"(module: CUmodule);

@@ -4,6 +4,8 @@
 //! where sessions take turns. A failure of the driver ends everything: whatever comes after it
 //! is refused with the same sentence.
 
+mod measure;
+
 use std::sync::Arc;
 
 use gemma4_format::Program;
@@ -15,7 +17,8 @@ use super::driver::Failure;
 use super::gpu::{Context, Gpu};
 use super::handles::{Graph, Memory, Pinned, Ring, Stream};
 use super::kernels::Kernels;
-use super::layout::{Layout, STATE_BYTES};
+use super::layout::{Layout, Region, STATE_BYTES, logits_bytes};
+use super::report::{LoadTimes, MemoryUse};
 use crate::{Error, LoadedProgram, Result, Sampling};
 
 /// Words of a session's state.
@@ -25,6 +28,8 @@ type State = [u32; state::WORDS];
 pub(super) struct Engine {
     decode: Step,
     generate: Step,
+    /// `verify` of 1 row, of 2, … up to as many as it takes.
+    verify: Vec<Step>,
     /// Draws the first token of a generation.
     first: Launches,
     kernels: Kernels,
@@ -37,6 +42,9 @@ pub(super) struct Engine {
     fault: Option<String>,
     /// Free bytes of the device when the context was made, and the fewest seen since.
     free_memory: (u64, u64),
+    /// Bytes that were expected to be taken at most.
+    predicted: u64,
+    load_times: LoadTimes,
     layout: Layout,
     settings: Settings,
     stream: Stream,
@@ -65,9 +73,12 @@ pub(super) struct Parts {
     pub(super) stream: Stream,
     /// Free bytes when the context was made, and the fewest since.
     pub(super) free_memory: (u64, u64),
+    /// Bytes that were expected to be taken at most.
+    pub(super) predicted: u64,
+    pub(super) load_times: LoadTimes,
 }
 
-/// A step of one row, of all sessions: its launches, and the graph of them.
+/// A step of some number of rows, of all sessions: its launches, and the graph of them.
 struct Step {
     launches: Launches,
     graph: Option<Graph>,
@@ -80,15 +91,15 @@ pub(super) struct Slot {
     pub(super) ring: Ring,
 }
 
-/// Where a session's logits are.
+/// Where a session's logits are, and how many rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Logits {
     /// Nobody will ask for them.
     Unused,
     /// Where kernels leave them.
-    Shared,
+    Shared(u32),
     /// In the session's own memory.
-    Saved,
+    Saved(u32),
 }
 
 impl Engine {
@@ -101,7 +112,8 @@ impl Engine {
         settings: Settings,
         parts: Parts,
     ) -> Result<Self> {
-        let Parts { context, kernels, memory, layout, stream, free_memory } = parts;
+        let Parts { context, kernels, memory, layout, stream, free_memory, predicted, load_times } =
+            parts;
         let plan = &program.file().plans()[settings.plan];
         let resolver = resolver(program.program(), plan, &layout, &settings);
         let resolve = |method: &str, list, rows| {
@@ -113,15 +125,23 @@ impl Engine {
         let (decode, generate) =
             (resolve("decode", &decode.launches, 1)?, resolve("decode", &generate, 1)?);
         let first = resolve("sample", &plan.sample, 0)?;
+        let step = |launches| Step { launches, graph: None };
+        let most = program.program().method("verify").map_or(0, |m| m.max_rows);
+        let verify = (1..=most).map(|rows| {
+            let (form, _) = lowered(plan, "verify", rows)
+                .ok_or_else(|| unresolved(plan, "verify", "it has no form for so few rows"))?;
+            Ok(step(resolve("verify", &form.launches, rows)?))
+        });
+        let verify = verify.collect::<Result<_>>()?;
         for form in &plan.methods {
             resolve(&form.method, &form.launches, form.min_rows)?;
             resolve(&form.method, &form.launches, form.max_rows)?;
         }
-        let step = |launches| Step { launches, graph: None };
         let logits = vec![Logits::Unused; layout.sessions.len()];
         let mut engine = Self {
             decode: step(decode),
             generate: step(generate),
+            verify,
             first,
             kernels,
             free: Vec::new(),
@@ -129,6 +149,8 @@ impl Engine {
             active: None,
             fault: None,
             free_memory,
+            predicted,
+            load_times,
             layout,
             settings,
             stream,
@@ -140,7 +162,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Uploads what is constant, runs a step that changes nothing, and makes graphs.
+    /// Uploads what is constant, runs steps that change nothing, and makes graphs.
     fn prepare(&mut self) -> Result<(), Failure> {
         let stops = &self.program.program().text.stop_tokens;
         let stops: Vec<u8> = stops.iter().flat_map(|t| t.to_le_bytes()).collect();
@@ -159,12 +181,15 @@ impl Engine {
             stopped[state::STOPPED] = state::STOP_TOKEN;
             self.activate(&slot)?;
             self.upload(&mut slot, &stopped, &[])?;
-            self.kernels.play(&mut self.stream, &self.generate.launches)?;
+            for step in [&self.generate].into_iter().chain(&self.verify) {
+                self.kernels.play(&mut self.stream, &step.launches)?;
+            }
             self.stream.synchronize()?;
             self.free.push(slot);
         }
         if self.settings.graphs {
-            for step in [&mut self.decode, &mut self.generate] {
+            let steps = [&mut self.decode, &mut self.generate];
+            for step in steps.into_iter().chain(&mut self.verify) {
                 let (kernels, launches) = (&self.kernels, &step.launches);
                 let graph = self.stream.capture(|stream| kernels.play(stream, launches))?;
                 step.graph = Some(graph);
@@ -232,7 +257,7 @@ impl Engine {
             engine.activate(slot)?;
             engine.upload(slot, &running(position, limit), &tokens[..taken])?;
             engine.kernels.play(&mut engine.stream, &launches)?;
-            engine.logits[slot.index] = Logits::Shared;
+            engine.logits[slot.index] = Logits::Shared(1);
             engine.stream.synchronize()
         })?;
         Ok(taken)
@@ -252,22 +277,54 @@ impl Engine {
             engine.activate(slot)?;
             engine.upload(slot, &state, &[])?;
             engine.decode.launch(&engine.kernels, &mut engine.stream)?;
-            engine.logits[slot.index] = Logits::Shared;
+            engine.logits[slot.index] = Logits::Shared(1);
             engine.stream.synchronize()
         })
     }
 
-    /// Waits for the logits of the session's last call.
-    pub(super) fn logits(&mut self, slot: &Slot) -> Result<Vec<f32>> {
-        if self.logits[slot.index] == Logits::Unused {
+    /// Runs `verify` on given tokens and waits for it.
+    pub(super) fn verify(
+        &mut self,
+        slot: &mut Slot,
+        tokens: &[u32],
+        position: u32,
+        limit: u32,
+    ) -> Result<()> {
+        let rows = tokens.len();
+        if !(1..=self.verify.len()).contains(&rows) {
+            let (asked, maximum) = (rows as u32, self.verify.len() as u32);
+            return Err(Error::Verify { asked, maximum });
+        }
+        self.run("`verify`", |engine| {
+            engine.activate(slot)?;
+            engine.upload(slot, &running(position, limit), tokens)?;
+            engine.verify[rows - 1].launch(&engine.kernels, &mut engine.stream)?;
+            engine.logits[slot.index] = Logits::Shared(rows as u32);
+            engine.stream.synchronize()
+        })
+    }
+
+    /// Waits for a row of the logits of the session's last call.
+    pub(super) fn logits(&mut self, slot: &Slot, row: u32) -> Result<Vec<f32>> {
+        if row >= self.rows(slot) {
             return Err(Error::NoLogits);
         }
-        let mut logits = vec![0.0; self.program.program().vocab_size as usize];
+        let program = self.program.program();
+        let mut logits = vec![0.0; program.vocab_size as usize];
+        let offset = u64::from(row) * logits_bytes(program);
         self.run("copying logits", |engine| {
             engine.activate(slot)?;
-            engine.stream.read(engine.layout.logits.at, &mut logits)
+            engine.stream.read(engine.layout.logits.at + offset, &mut logits)
         })?;
         Ok(logits)
+    }
+
+    /// Rows of logits of the session's last call that can be asked for.
+    fn rows(&self, slot: &Slot) -> u32 {
+        match self.logits[slot.index] {
+            Logits::Unused => 0,
+            Logits::Shared(rows) | Logits::Saved(rows) => rows,
+        }
     }
 
     /// Sets a session's state and draws the first token of a generation.
@@ -283,8 +340,15 @@ impl Engine {
         state[state::TEMPERATURE] = sampling.temperature.to_bits();
         state[state::TOP_K] = sampling.top_k;
         state[state::TOP_P] = sampling.top_p.to_bits();
+        // What draws a token reads row 0.
+        let last = self.rows(slot).saturating_sub(1);
+        let row_bytes = logits_bytes(self.program.program());
         self.run("`sample`", |engine| {
             engine.activate(slot)?;
+            if last > 0 {
+                let logits = engine.layout.logits.at;
+                engine.stream.copy(logits, logits + u64::from(last) * row_bytes, row_bytes)?;
+            }
             slot.ring.clear();
             engine.upload(slot, &state, &[])?;
             engine.logits[slot.index] = Logits::Unused;
@@ -325,6 +389,25 @@ impl Engine {
         Some(start.saturating_sub(least))
     }
 
+    /// What the program takes of the device's memory.
+    pub(super) fn memory(&mut self) -> MemoryUse {
+        let bytes = |regions: &[Region]| regions.iter().map(|region| region.bytes).sum::<u64>();
+        let weights = bytes(&self.layout.packed) + bytes(&self.layout.resident);
+        let buffers = self.layout.sessions.iter().map(|session| bytes(&session.buffers)).sum();
+        MemoryUse {
+            weights,
+            buffers,
+            arena: self.layout.bytes - weights - buffers,
+            predicted: self.predicted,
+            peak: self.peak_memory().unwrap_or(0),
+        }
+    }
+
+    /// How long loading took.
+    pub(super) fn load_times(&self) -> LoadTimes {
+        self.load_times
+    }
+
     /// Lets kernels see a session's memory, and its logits if they may be asked for.
     fn activate(&mut self, slot: &Slot) -> Result<(), Failure> {
         let index = slot.index;
@@ -332,20 +415,21 @@ impl Engine {
             return Ok(());
         }
         let shared = self.layout.logits;
+        let row_bytes = logits_bytes(self.program.program());
         if let Some(other) = self.active
-            && self.logits[other] == Logits::Shared
+            && let Logits::Shared(rows) = self.logits[other]
         {
             let saved = self.layout.sessions[other].logits;
-            self.stream.copy(saved.at, shared.at, shared.bytes)?;
-            self.logits[other] = Logits::Saved;
+            self.stream.copy(saved.at, shared.at, u64::from(rows) * row_bytes)?;
+            self.logits[other] = Logits::Saved(rows);
         }
         // From here until the copies are enqueued, nobody's memory is in the table for sure.
         self.active = None;
         let session = &self.layout.sessions[index];
         self.stream.copy(self.layout.table.at, session.table.at, self.layout.table.bytes)?;
-        if self.logits[index] == Logits::Saved {
-            self.stream.copy(shared.at, session.logits.at, shared.bytes)?;
-            self.logits[index] = Logits::Shared;
+        if let Logits::Saved(rows) = self.logits[index] {
+            self.stream.copy(shared.at, session.logits.at, u64::from(rows) * row_bytes)?;
+            self.logits[index] = Logits::Shared(rows);
         }
         self.active = Some(index);
         Ok(())

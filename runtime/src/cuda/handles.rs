@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{
-    CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUlaunchAttribute, CUlaunchAttributeID,
-    CUlaunchConfig, CUmodule, CUstream, CUstreamCaptureMode,
+    CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchConfig, CUmodule, CUstream, CUstreamCaptureMode,
 };
 use gemma4_format::plan::{MAX_ARGUMENTS, table};
 
@@ -32,7 +32,7 @@ macro_rules! sendable {
         unsafe impl Send for $name {}
     )*};
 }
-sendable!(Memory, Pinned, Ring, Stream, Graph, Module, Function);
+sendable!(Memory, Pinned, Ring, Stream, Event, Graph, Module, Function);
 
 /// Memory of the device.
 pub(super) struct Memory {
@@ -248,6 +248,12 @@ impl Stream {
         }
     }
 
+    /// Notes in an event when the device gets here.
+    pub(super) fn record(&mut self, event: &Event) -> Result<(), Failure> {
+        // SAFETY: both are alive.
+        unsafe { self.context.driver.event_record(event.handle, self.handle) }
+    }
+
     /// Launches a graph.
     pub(super) fn launch_graph(&mut self, graph: &Graph) -> Result<(), Failure> {
         self.calls.graphs += 1;
@@ -290,6 +296,39 @@ impl Drop for Stream {
         let _ = self.context.bind();
         // SAFETY: created in `new` and destroyed once.
         let _ = unsafe { self.context.driver.stream_destroy(self.handle) };
+    }
+}
+
+/// A time on the device.
+pub(super) struct Event {
+    context: Arc<Context>,
+    handle: CUevent,
+}
+
+impl Event {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, Failure> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is valid for writes.
+        unsafe { context.driver.event_create(&mut handle, 0) }?;
+        Ok(Self { context: Arc::clone(context), handle })
+    }
+
+    /// Seconds since an earlier event. The device must have passed both.
+    pub(super) fn since(&self, earlier: &Self) -> Result<f64, Failure> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are alive; `milliseconds` is valid for writes.
+        unsafe {
+            self.context.driver.event_elapsed(&mut milliseconds, earlier.handle, self.handle)
+        }?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: created in `new` and destroyed once.
+        let _ = unsafe { self.context.driver.event_destroy(self.handle) };
     }
 }
 

@@ -103,7 +103,7 @@ impl Layout {
             .iter()
             .map(|(weight, part)| placer.place(part_bytes(program, *weight, *part)?))
             .collect::<Option<Vec<_>>>()?;
-        let logits_bytes = 4 * u64::from(program.vocab_size);
+        let logits_bytes = logits_bytes(program) * u64::from(program.logits_rows());
         let table_bytes = 8 * (u64::from(table::BUFFERS) + program.buffers.len() as u64);
         let stops = placer.place(4 * program.text.stop_tokens.len().max(1) as u64)?;
         let table = placer.place(table_bytes)?;
@@ -139,6 +139,11 @@ impl Layout {
             Place::Stops => Some(self.stops),
         }
     }
+}
+
+/// Bytes of a row of logits.
+pub(super) fn logits_bytes(program: &Program) -> u64 {
+    4 * u64::from(program.vocab_size)
 }
 
 fn part_bytes(program: &Program, weight: u32, part: u32) -> Option<u64> {
@@ -188,16 +193,17 @@ impl Request<'_> {
         if need <= available {
             return Ok(());
         }
+        let sessions = match self.sessions {
+            1 => String::new(),
+            n => format!(" in each of {n} sessions (`--max_sessions`)"),
+        };
         let Some(longest) = self.longest(available) else {
             let least = self.bytes(1).unwrap_or(u64::MAX);
             return Err(Error::Device(format!(
                 "{device} has {available} bytes of memory free, and the program needs {least} \
-                 even with the shortest context; free some, or use the CPU with `--device cpu`"
+                 even with the shortest context{sessions}; free some, or use the CPU with \
+                 `--device cpu`"
             )));
-        };
-        let sessions = match self.sessions {
-            1 => String::new(),
-            n => format!(" in each of {n} sessions"),
         };
         let what = format!(
             "a context of {} tokens{sessions} on {device}, where {longest} would fit,",
@@ -210,7 +216,7 @@ impl Request<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::testing::{plan_for, program};
+    use crate::cuda::testing::{plan_for, program, verify};
 
     fn request<'a>(program: &'a Program, plan: &'a Plan, sessions: u32) -> Request<'a> {
         Request { program, plan, context: program.max_context, sessions, staging: 1000 }
@@ -248,6 +254,18 @@ mod tests {
         // A ring of min(14, 40) rows and 40 rows, of 2 heads of 16 numbers of 2 bytes.
         let buffers: Vec<u64> = layout.sessions[0].buffers.iter().map(|b| b.bytes).collect();
         assert_eq!(buffers, [14 * 64, 40 * 64]);
+    }
+
+    #[test]
+    fn a_program_with_verify_keeps_logits_of_all_its_rows() {
+        let (mut program, plan) = (program(), plan_for("sm_90"));
+        let without = Layout::new(&program, &plan, 40, 3, 0).expect("small");
+        program.methods.push(verify(8));
+        let layout = Layout::new(&program, &plan, 40, 3, 0).expect("small");
+        assert_eq!(layout.logits.bytes, 8 * 4 * 97);
+        assert!(layout.sessions.iter().all(|s| s.logits.bytes == 8 * 4 * 97));
+        // Those of all calls, and of three sessions while it is another's turn.
+        assert!(layout.bytes >= without.bytes + 4 * 7 * 4 * 97 - 4 * ALIGNMENT);
     }
 
     #[test]
@@ -303,6 +321,21 @@ mod tests {
         let error = request.check("cuda:0 H200", 1000).expect_err("no room at all");
         assert!(error.to_string().contains("even with the shortest context"), "{error}");
         assert_eq!(error.class().code(), 3);
+        assert!(!error.to_string().contains("--max_sessions"), "{error}");
+    }
+
+    #[test]
+    fn sessions_that_do_not_fit_name_their_flag() {
+        let (program, plan) = (program(), plan_for("sm_90"));
+        let one = request(&program, &plan, 1).bytes(200).expect("small");
+        let several = request(&program, &plan, 100);
+        assert!(several.bytes(200).expect("small") > one);
+        // What one session of 200 tokens takes is too little for 100 of them.
+        for available in [one, several.bytes(1).expect("small") - 1] {
+            let error = several.check("gpu", available).expect_err("too many").to_string();
+            assert!(error.contains("100 sessions (`--max_sessions`)"), "{error}");
+        }
+        several.check("gpu", several.bytes(200).expect("small")).expect("as predicted");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use gemma4_format::plan::{PARTS, Pack, Plan};
 use gemma4_format::{DType, Encoding, Program, Weight};
@@ -17,12 +18,14 @@ use super::gpu::Context;
 use super::handles::{Memory, Pinned, Stream};
 use super::kernels::Kernels;
 use super::layout::{ALIGNMENT, Layout};
+use super::report::LoadTimes;
 use crate::{Error, Result};
 
 /// Blocks that are on their way at once.
 const LANES: u64 = 4;
-/// Bytes of a block, if a tile is not larger.
-const BLOCK: u64 = 64 << 20;
+/// Bytes of a block, if a tile is not larger. All lanes together stay far below what a program may
+/// take beside its weights, keys, values and arena.
+const BLOCK: u64 = 16 << 20;
 /// Bytes that a thread copies at a time.
 const PIECE: usize = 1 << 20;
 /// Threads that copy; hashing wants the others.
@@ -266,14 +269,14 @@ impl<'a> Blocks<'a> {
     }
 
     /// Brings them to the device and waits until they are there; earlier if `stop` is set.
-    /// `progress` is told the bytes of each block.
+    /// `progress` is told the bytes of each block. Returns how long it read and uploaded.
     pub(super) fn load(
         &self,
         context: &Arc<Context>,
         kernels: &Kernels,
         stop: &AtomicBool,
         mut progress: impl FnMut(u64),
-    ) -> Result<(), Failure> {
+    ) -> Result<LoadTimes, Failure> {
         let pool = ThreadPoolBuilder::new()
             .num_threads(THREADS.min(std::thread::available_parallelism().map_or(1, usize::from)))
             .thread_name(|i| format!("load-{i}"))
@@ -285,21 +288,24 @@ impl<'a> Blocks<'a> {
         let mut lanes = (0..count)
             .map(|i| Lane::new(context, staging.address + i * lane, self.capacity))
             .collect::<Result<Vec<_>, _>>()?;
+        let mut times = LoadTimes::default();
         let mut result = Ok(());
         for (i, block) in self.blocks.iter().enumerate() {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
             let lane = &mut lanes[i % count as usize];
-            result = lane.send(block, kernels, pool.as_ref());
+            result = lane.send(block, kernels, pool.as_ref(), &mut times);
             if result.is_err() {
                 break;
             }
             progress(block.copies.iter().map(|(_, bytes)| bytes.len() as u64).sum());
         }
         // All lanes must have come to rest before their memory goes.
+        let started = Instant::now();
         let ends: Vec<_> = lanes.iter_mut().map(|lane| lane.stream.synchronize()).collect();
-        ends.into_iter().fold(result, Result::and)
+        times.upload += started.elapsed().as_secs_f64();
+        ends.into_iter().fold(result, Result::and).map(|()| times)
     }
 }
 
@@ -321,10 +327,15 @@ impl Lane {
         block: &Block<'_>,
         kernels: &Kernels,
         pool: Option<&ThreadPool>,
+        times: &mut LoadTimes,
     ) -> Result<(), Failure> {
+        let started = Instant::now();
         // The block before may still be read from the same memory.
         self.stream.synchronize()?;
+        let free = Instant::now();
         fill(self.pinned.bytes_mut(), &block.copies, pool);
+        times.upload += (free - started).as_secs_f64();
+        times.read += free.elapsed().as_secs_f64();
         match &block.then {
             Then::Keep(address) => self.stream.copy_in(*address, &self.pinned, block.staged),
             Then::Pack(tiles) => {

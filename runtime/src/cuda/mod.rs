@@ -9,6 +9,7 @@
 //! memory through a table of addresses, which is rewritten when another session's turn comes.
 
 mod arguments;
+mod costs;
 mod driver;
 mod engine;
 mod gpu;
@@ -17,6 +18,7 @@ mod kernels;
 mod layout;
 mod load;
 mod place;
+mod report;
 mod session;
 mod target;
 #[cfg(test)]
@@ -26,9 +28,11 @@ use std::sync::{Arc, Mutex};
 
 use self::engine::{Engine, Settings};
 use self::gpu::Gpu;
+pub use self::report::{Call, LoadTimes, MemoryUse, Profile, Timed};
 use self::session::{CudaSession, lock};
 use self::target::Target;
 use crate::program::Progress;
+use crate::roofline::Speed;
 use crate::{Device, DeviceSession, Error, LoadedProgram, ProgramFile, Result};
 
 /// What can be chosen about a GPU device.
@@ -169,6 +173,39 @@ impl Cuda {
     /// as the driver's free memory shows it.
     pub fn peak_memory(&self) -> Option<u64> {
         lock(&self.engine).peak_memory()
+    }
+
+    /// What the program takes of the GPU's memory.
+    pub fn memory(&self) -> MemoryUse {
+        lock(&self.engine).memory()
+    }
+
+    /// How long loading took.
+    pub fn load_times(&self) -> LoadTimes {
+        lock(&self.engine).load_times()
+    }
+
+    /// Measures how fast the GPU reads the weights and multiplies; `None` if the program has no
+    /// kernels for that. Logits of open sessions are lost.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device fails.
+    pub fn speed(&self) -> Result<Option<Speed>> {
+        lock(&self.engine).speed()
+    }
+
+    /// Times the kernels of a call after `depth` tokens, averaged over `steps` calls.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if all sessions are in use, or the device fails; [`Error::Context`] if
+    /// the call does not fit the context.
+    pub fn profile(&self, call: Call, depth: u32, steps: u32) -> Result<Profile> {
+        let rows = if let Call::Prefill(rows) = call { rows.max(1) } else { 1 };
+        let asked = depth.saturating_add(rows);
+        if asked > self.context {
+            return Err(Error::Context { asked, maximum: self.context });
+        }
+        lock(&self.engine).profile(call, depth, steps)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use gemma4_format::plan::Plan;
 
@@ -12,6 +13,7 @@ use super::handles::{Memory, Stream};
 use super::kernels::Kernels;
 use super::layout::{Layout, Request};
 use super::load::{self, Blocks};
+use super::report::LoadTimes;
 use super::target::Target;
 use super::{Options, Weights};
 use crate::program::Progress;
@@ -29,6 +31,7 @@ pub(super) fn place(
     let file = program.file();
     let plan = &file.plans()[settings.plan];
     let failed = |failure| Error::Device(gpu.complain(plan, "loading the program", failure));
+    let started = Instant::now();
     let context = Context::new(gpu).map_err(failed)?;
     let start = context.free_memory().map_err(failed)?;
     let kernels = Kernels::load(&context, gpu, plan, target, file.modules())?;
@@ -48,21 +51,28 @@ pub(super) fn place(
         sessions: options.sessions,
         staging,
     };
-    request.check(&gpu.describe(), context.free_memory().map_err(failed)?)?;
+    let available = context.free_memory().map_err(failed)?;
+    request.check(&gpu.describe(), available)?;
+    let code = start.saturating_sub(available);
+    let predicted = request.bytes(settings.context).unwrap_or(u64::MAX).saturating_add(code);
     let memory = Memory::new(&context, layout.bytes).map_err(failed)?;
     let layout = lay_out(memory.address)?;
     let mut stream = Stream::new(&context).map_err(failed)?;
     stream.zero(memory.address, layout.bytes).map_err(failed)?;
     stream.synchronize().map_err(failed)?;
     let least = AtomicU64::new(start);
+    let prepare = started.elapsed().as_secs_f64();
+    let started = Instant::now();
     let loader = Loader { context: &context, kernels: &kernels, layout: &layout, least: &least };
-    match options.weights {
+    let mut load_times = match options.weights {
         Weights::File => loader.file(program, plan, progress, failed)?,
         Weights::Random(seed) => loader.random(program, plan, &mut stream, seed, failed)?,
-    }
+    };
+    load_times.prepare = prepare;
+    load_times.weights = started.elapsed().as_secs_f64();
     let free = context.free_memory().map_err(failed)?;
     let free_memory = (start, least.into_inner().min(free));
-    Ok(Parts { context, kernels, memory, layout, stream, free_memory })
+    Ok(Parts { context, kernels, memory, layout, stream, free_memory, predicted, load_times })
 }
 
 /// Where weights are to be brought.
@@ -82,7 +92,7 @@ impl Loader<'_> {
         plan: &Plan,
         progress: Progress<'_>,
         failed: impl Fn(Failure) -> Error,
-    ) -> Result<()> {
+    ) -> Result<LoadTimes> {
         let stored = |id| program.weights().parts(id);
         let blocks = Blocks::of_plan(program.program(), plan, self.layout, &stored)
             .map_err(Error::Device)?;
@@ -91,9 +101,10 @@ impl Loader<'_> {
         std::thread::scope(|scope| {
             let verification = (!program.is_verified()).then(|| {
                 scope.spawn(|| {
+                    let started = Instant::now();
                     let verified = program.verify_data(&|done, all| meter.verified(done, all));
                     stop.store(verified.is_err(), Ordering::Relaxed);
-                    verified
+                    verified.map(|()| started.elapsed().as_secs_f64())
                 })
             });
             let mut first = true;
@@ -104,11 +115,12 @@ impl Loader<'_> {
                 meter.copied(bytes);
             });
             let verified = match verification.map(|thread| thread.join()) {
-                None => Ok(()),
+                None => Ok(0.0),
                 Some(Ok(verified)) => verified,
                 Some(Err(panic)) => std::panic::resume_unwind(panic),
             };
-            verified.and(loaded.map_err(failed))
+            let verify = verified?;
+            Ok(LoadTimes { verify, ..loaded.map_err(failed)? })
         })
     }
 
@@ -119,7 +131,7 @@ impl Loader<'_> {
         stream: &mut Stream,
         seed: u32,
         failed: impl Fn(Failure) -> Error,
-    ) -> Result<()> {
+    ) -> Result<LoadTimes> {
         load::randomize(plan, self.layout, self.kernels, stream, seed).map_err(&failed)?;
         let resident = load::random_resident(program.program(), plan, seed)?;
         let blocks = Blocks::of_resident(&resident, self.layout);

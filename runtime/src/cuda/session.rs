@@ -96,8 +96,13 @@ impl DeviceSession for CudaSession {
         self.with(|engine, slot| engine.decode(slot, token, position, limit))
     }
 
-    fn logits(&mut self) -> Result<Vec<f32>> {
-        self.with(|engine, slot| engine.logits(slot))
+    fn verify(&mut self, tokens: &[u32], position: u32) -> Result<()> {
+        let limit = self.context;
+        self.with(|engine, slot| engine.verify(slot, tokens, position, limit))
+    }
+
+    fn logits(&mut self, row: u32) -> Result<Vec<f32>> {
+        self.with(|engine, slot| engine.logits(slot, row))
     }
 
     fn start(&mut self, position: u32, sampling: &Sampling, limit: u32) -> Result<()> {

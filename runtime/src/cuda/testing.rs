@@ -2,7 +2,8 @@
 
 use gemma4_format::plan::{Count, Kernel, Launch, Lowered, Packed, Plan};
 use gemma4_format::{
-    Buffer, DType, Dim, Encoding, Offset, Program, Source, TextDefaults, Weight, encoding::ZeroType,
+    Buffer, DType, Dim, Encoding, Method, Offset, Program, Source, TextDefaults, Weight,
+    encoding::ZeroType,
 };
 
 /// Two weights (`matrix`, 4 bits, `[80, 64]`, and `norm`, bf16 `[64]`), a ring and a full buffer.
@@ -36,6 +37,17 @@ pub(super) fn program() -> Program {
         methods: Vec::new(),
         data_header: [0; 32],
         data_length: 0,
+    }
+}
+
+/// A method `verify` of so many rows, without what it does.
+pub(super) fn verify(max_rows: u32) -> Method {
+    Method {
+        name: "verify".to_owned(),
+        max_rows,
+        inputs: Vec::new(),
+        nodes: Vec::new(),
+        outputs: Vec::new(),
     }
 }
 

@@ -144,7 +144,7 @@ impl Model {
             random: Random(config.seed),
             model: Self { program: empty_program(config), parts: Vec::new() },
         };
-        for name in ["decode", "prefill"] {
+        for name in ["decode", "prefill", "verify"] {
             builder.method(config, name);
         }
         builder.model
@@ -251,12 +251,14 @@ impl Builder {
     }
 
     fn method(&mut self, config: &Config, name: &str) {
-        let inputs = Method::standard_inputs()
+        let draws = name != "verify";
+        let mut inputs = Method::standard_inputs()
             .map(|(name, fact)| Input { name: name.to_owned(), fact })
             .to_vec();
+        inputs.truncate(if draws { 6 } else { 2 });
         let [tokens, position, temperature, top_k, top_p, seed] =
             std::array::from_fn(|i| Operand::Value(i as u32));
-        let mut graph = Graph { next: 6, nodes: vec![], position };
+        let mut graph = Graph { next: inputs.len() as u32, nodes: vec![], position };
         let (h, v) = (config.hidden, config.vocabulary);
         let table = self.weight("embed.weight", &[v, h], config.embedding, 0.5);
         let mut x = graph.add(Op::Embed, &[tokens, table], "");
@@ -264,14 +266,20 @@ impl Builder {
         for layer in 0..2 {
             x = self.layer(config, &mut graph, layer, x);
         }
-        x = graph.add(Op::LastRow, &[x], "");
+        if draws {
+            x = graph.add(Op::LastRow, &[x], "");
+        }
         let norm = self.weight("norm.weight", &[h], BF16, 1.0);
         x = graph.add(NORM, &[x, norm], "last_hidden");
         x = graph.add(Op::Linear, &[x, table], "");
         let logits = graph.add(Op::SoftCap { cap: 30.0 }, &[x], "logits");
         let after = graph.add(Op::Advance, &[tokens, position], "");
-        let token = graph.add(Op::Sample, &[logits, after, temperature, top_k, top_p, seed], "");
-        let output = |name: &str, value: Operand| match value {
+        let mut outputs = vec![("position", after), ("logits", logits)];
+        if draws {
+            let inputs = [logits, after, temperature, top_k, top_p, seed];
+            outputs.push(("token", graph.add(Op::Sample, &inputs, "")));
+        }
+        let output = |(name, value): (&str, Operand)| match value {
             Operand::Value(value) => Output { name: name.to_owned(), value },
             _ => unreachable!("outputs are values"),
         };
@@ -280,11 +288,7 @@ impl Builder {
             max_rows: if name == "decode" { 1 } else { config.chunk },
             inputs,
             nodes: graph.nodes,
-            outputs: vec![
-                output("token", token),
-                output("position", after),
-                output("logits", logits),
-            ],
+            outputs: outputs.into_iter().map(output).collect(),
         });
     }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Parser, ValueEnum};
 
-use crate::cli::Files;
-use crate::{DeviceChoice, LogitRules, Sampling};
+use crate::cli::{Files, Placement};
+use crate::{LogitRules, Sampling};
 use gemma4_format::TextDefaults;
 
 /// Answer a prompt with an exported model.
@@ -133,16 +133,8 @@ pub struct Arguments {
     #[arg(long = "detect_loops", alias = "detect-loops", help_heading = "Generation")]
     pub(super) detect_loops: bool,
 
-    /// Tokens of prompt and answer to make room for; by default all that the program allows
-    #[arg(long = "max_context", alias = "max-context", value_name = "N", help_heading = "Device")]
-    pub(super) max_context: Option<u32>,
-    /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
-    #[arg(long, default_value = "auto", value_name = "DEVICE", help_heading = "Device")]
-    pub(super) device: DeviceChoice,
-    /// On a GPU: launch kernels one by one instead of as a graph, for debuggers
-    #[arg(long = "no_graphs", alias = "no-graphs", help_heading = "Device")]
-    pub(super) no_graphs: bool,
-
+    #[command(flatten)]
+    pub(super) placement: Placement,
     /// Continue a context that was saved: what the prompt has in common with it is not read again
     #[arg(
         long = "load_session",

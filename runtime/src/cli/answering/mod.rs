@@ -30,7 +30,7 @@ use self::prompt::Prompter;
 use self::stats::{Place, Stats};
 use super::{Files, INTERRUPTED, Interrupt, Progress, Usage};
 use crate::text::modality_ids;
-use crate::{LoadedProgram, OpenDevice, Session, SessionOptions, cuda};
+use crate::{LoadedProgram, OpenDevice, Session, SessionOptions};
 
 /// Runs the command.
 ///
@@ -51,8 +51,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         [job] if arguments.prompts.is_none() => Some(prompter.encode(&job.prompt)?),
         _ => None,
     };
-    let device = load(&arguments, Arc::clone(&program))?;
-    let options = SessionOptions { max_context: arguments.max_context, prefill_chunk: None };
+    let device = arguments.placement.open(Arc::clone(&program), arguments.quiet)?;
+    let options =
+        SessionOptions { max_context: arguments.placement.max_context, prefill_chunk: None };
     let mut session = Session::new(device.device(), options)?;
     session.suppress(modality_ids(prompter.tokenizer()));
     let place = Place::new(&device, session.context(), started.elapsed().as_secs_f64());
@@ -88,23 +89,6 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         return Err(Usage(why.to_owned()).into());
     }
     Ok(())
-}
-
-/// Brings the weights to the device.
-fn load(arguments: &Arguments, program: Arc<LoadedProgram>) -> anyhow::Result<OpenDevice> {
-    let bar = if arguments.quiet { Progress::hidden() } else { Progress::bytes("loading") };
-    let options = cuda::Options {
-        max_context: arguments.max_context,
-        graphs: !arguments.no_graphs,
-        ..cuda::Options::default()
-    };
-    let progress = |done, total| bar.set(done, total);
-    let note = |text: &str| {
-        if !arguments.quiet {
-            super::note(text);
-        }
-    };
-    Ok(arguments.device.open(program, options, &progress, &note)?)
 }
 
 /// A loaded model, ready to answer.

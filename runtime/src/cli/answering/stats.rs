@@ -14,12 +14,21 @@ pub(super) struct Place {
     on_gpu: bool,
     context: u32,
     load_seconds: f64,
+    /// On a GPU: how long the steps of loading took, and what the program takes of its memory.
+    load: Option<Value>,
+    memory: Option<Value>,
 }
 
 impl Place {
     pub(super) fn new(device: &OpenDevice, context: u32, load_seconds: f64) -> Self {
-        let on_gpu = matches!(device, OpenDevice::Cuda(_));
-        Self { device: device.device().describe(), on_gpu, context, load_seconds }
+        Self {
+            device: device.device().describe(),
+            on_gpu: matches!(device, OpenDevice::Cuda(_)),
+            context,
+            load_seconds,
+            load: device.cuda().map(|cuda| cuda.load_times().json()),
+            memory: device.cuda().map(|cuda| cuda.memory().json()),
+        }
     }
 
     /// The first lines of a report.
@@ -101,7 +110,9 @@ impl Stats {
             "decode_steps": report.decode_tokens,
             "decode_seconds": report.decode_seconds,
             "decode_tokens_per_second": rate(report.decode_tokens, report.decode_seconds),
+            "load": place.load,
             "peak_memory_bytes": report.peak_memory,
+            "memory": place.memory,
             "driver_calls_between_tokens": self.calls.map(|calls| json!({
                 "tokens": answer.ids.len().saturating_sub(1),
                 "graph_launches": calls.graphs,
