@@ -1,10 +1,5 @@
 //! Reading the numbers of a weight, a piece at a time.
 
-use std::ops::Range;
-
-use gemma4_format::Encoding;
-use gemma4_format::encoding::{QuantizedBytes, decode_row};
-
 use super::Checkpoint;
 use super::header::Shard;
 use super::table::Form;
@@ -39,46 +34,6 @@ impl Checkpoint {
                 Transposed { shard, start: place.start, rows, columns, size }.read(offset, out)
             }
         }
-    }
-
-    /// Reads rows of a weight as float32, decoding quantized ones: `rows.len() · K` numbers, `K`
-    /// being the last of its dims and a row its slice along it.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::weight`], or of the file system.
-    ///
-    /// # Panics
-    /// If the weight has fewer rows.
-    pub fn read_rows_f32(&self, name: &str, rows: Range<u64>) -> Result<Vec<f32>> {
-        let (weight, places) = self.entry(name)?;
-        let k = weight.dims.last().copied().unwrap_or(1) as usize;
-        let total = weight.dims.iter().map(|d| u64::from(*d)).product::<u64>() / k as u64;
-        assert!(rows.start <= rows.end && rows.end <= total, "rows of the weight");
-        let count = (rows.end - rows.start) as usize;
-        let mut parts = Vec::with_capacity(places.len());
-        for (part, place) in places.iter().enumerate() {
-            let stride = place.length / total;
-            let mut bytes = vec![0; count * stride as usize];
-            self.read_part(name, part, rows.start * stride, &mut bytes)?;
-            parts.push(bytes);
-        }
-        let mut values = vec![0.0; count * k];
-        match weight.encoding {
-            Encoding::Dense(dtype) => {
-                for (at, value) in values.iter_mut().enumerate() {
-                    *value = dtype.read(&parts[0], at);
-                }
-            }
-            encoding => {
-                let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-                if let Some(bytes) = QuantizedBytes::from_parts(encoding, &slices) {
-                    for (row, out) in values.chunks_exact_mut(k).enumerate() {
-                        decode_row(encoding, bytes, row, out);
-                    }
-                }
-            }
-        }
-        Ok(values)
     }
 }
 

@@ -9,6 +9,7 @@ use gemma4_exporter::Error;
 use gemma4_exporter::checkpoint::{Checkpoint, Layout, Refusal};
 use gemma4_exporter::output::Monitor;
 use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_exporter::source::ModelSource;
 use gemma4_format::encoding::ZeroType;
 use gemma4_format::{DType, Encoding, Offset};
 use safetensors::{Dtype, SafeTensors};

@@ -7,6 +7,7 @@ use crate::support::{Tensor, config, write_checkpoint};
 use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::output::Monitor;
 use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_exporter::source::ModelSource;
 use gemma4_format::{DType, Encoding};
 use safetensors::SafeTensors;
 
