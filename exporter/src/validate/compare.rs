@@ -83,12 +83,22 @@ impl Difference {
                 bound.logit,
                 self.divergence,
                 bound.divergence,
-                match self.hidden.is_empty() {
-                    true => "layers are not shown here",
-                    false => "no layer does, so it is the head",
-                }
+                self.beginning(bound)
             )),
             None => None,
+        }
+    }
+}
+
+impl Difference {
+    /// Where a difference of logits begins that no layer shows.
+    fn beginning(&self, bound: &Bound) -> String {
+        let steps = self.hidden.windows(2).map(|two| (&two[1].0, two[1].1 - two[0].1));
+        match steps.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            None => "layers are not shown here".to_owned(),
+            // Of executions that should be the same.
+            Some(_) if bound.hidden < 0.1 => "no layer does, so it is the head".to_owned(),
+            Some((label, step)) => format!("the largest step, {step:.2}, is at `{label}`"),
         }
     }
 }

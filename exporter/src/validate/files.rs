@@ -43,7 +43,7 @@ pub fn run_on_gpu(program: &Arc<LoadedProgram>, tokens: &[u32]) -> Result<Run> {
 /// The GPU that would run a program, or why none does.
 pub(super) fn gpu(program: &LoadedProgram) -> std::result::Result<String, String> {
     if program.file().plans().is_empty() {
-        return Err("the files have no code for a GPU; export with --backend cuda".to_owned());
+        return Err("the files have no code for a GPU; --arch compiles for one".to_owned());
     }
     cuda::available(program.file(), None).map_err(|e| e.to_string())
 }
