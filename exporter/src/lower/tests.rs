@@ -126,3 +126,26 @@ fn what_recipes_can_say_has_kernels() {
         }
     }
 }
+
+/// The encodings of GGUF types; those with minimums in more than 4 bits, and Q6_K's small groups,
+/// have no kernel.
+#[test]
+fn types_of_gguf_have_kernels_or_are_refused() {
+    let codes = |bits, group, scale, offset| Encoding::Quantized { bits, group, scale, offset };
+    let minimum = Offset::Minimum;
+    for (name, encoding, known) in [
+        ("Q4_0", codes(4, 32, DType::F16, Offset::Symmetric), true),
+        ("Q4_1", codes(4, 32, DType::F16, minimum(DType::F16)), true),
+        ("Q5_0", codes(5, 32, DType::F16, Offset::Symmetric), true),
+        ("Q5_1", codes(5, 32, DType::F16, minimum(DType::F16)), false),
+        ("Q8_0", codes(8, 32, DType::F16, Offset::Symmetric), true),
+        ("Q4_K", codes(4, 32, DType::F32, minimum(DType::F32)), true),
+        ("Q5_K", codes(5, 32, DType::F32, minimum(DType::F32)), false),
+        ("Q6_K", codes(6, 16, DType::F32, Offset::Symmetric), false),
+    ] {
+        let program = program_of(encoding, Encoding::Dense(DType::BF16));
+        let stages = Stages::find(&program).unwrap();
+        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132);
+        assert_eq!(schedule.is_ok(), known, "{name}: {:?}", schedule.map(|_| ()));
+    }
+}
