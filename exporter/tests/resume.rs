@@ -1,4 +1,4 @@
-//! `gemma4-quantize`, ended at any moment and started again.
+//! `gemma4-quantize` and `gemma4-export`, ended at any moment and started again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -213,4 +213,34 @@ fn the_bundle_that_was_to_be_replaced_comes_back() {
     assert!(said(&output).contains("output directory `out` is not empty"), "{}", said(&output));
     assert!(scene.at("out/model.safetensors").exists());
     assert_eq!(scene.listing(), ["hf", "out"]);
+}
+
+#[test]
+fn a_killed_export_leaves_whole_files_or_none() {
+    let scene = Scene::new();
+    let export = |to: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gemma4-export"));
+        command.current_dir(scene.dir.path()).stderr(Stdio::null());
+        command.args(["--model-dir", "hf", "--recipe", "hqq", "--output-dir", to]);
+        command
+    };
+    assert!(export("expected").status().unwrap().success());
+    for round in 0..12 {
+        let mut child = export("program").spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(3 + 29 * round));
+        kill(&mut child);
+        let names = fs::read_dir(scene.at("program")).into_iter().flatten();
+        for name in names.map(|entry| entry.unwrap().file_name()) {
+            let written = scene.at("program").join(&name);
+            match name.to_str().unwrap() {
+                "model.pte" | "model.ptd" => {
+                    let expected = fs::read(scene.at("expected").join(&name)).unwrap();
+                    assert!(fs::read(written).unwrap() == expected, "{name:?}");
+                }
+                partial => assert!([".model.pte.partial", ".model.ptd.partial"].contains(&partial)),
+            }
+        }
+    }
+    assert!(export("program").status().unwrap().success());
+    assert_same(&scene.at("program"), &scene.at("expected"));
 }
