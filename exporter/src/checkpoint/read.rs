@@ -8,7 +8,7 @@ use crate::Result;
 impl Checkpoint {
     /// Reads bytes `offset .. offset + out.len()` of part `part` of a weight.
     ///
-    /// Parts are those of [`Encoding::parts`], whatever the layout of the checkpoint.
+    /// Parts are those of [`gemma4_format::Encoding::parts`], whatever the layout of the checkpoint.
     ///
     /// # Errors
     /// As [`Checkpoint::weight`], or of the file system.
