@@ -12,7 +12,7 @@ use gemma4_exporter::source::ModelSource;
 use libfuzzer_sys::fuzz_target;
 
 /// Bytes of zeros behind the header; sparse, so they cost nothing.
-const DATA: u64 = 64 << 20;
+const DATA: u64 = 2 << 20;
 /// Bytes that are read of each part of a weight.
 const READ: u64 = 4096;
 

@@ -1,5 +1,7 @@
 //! Reading the numbers of a weight, a piece at a time.
 
+use gemma4_format::{DType, Encoding};
+
 use super::Checkpoint;
 use super::header::Shard;
 use super::table::Form;
@@ -8,7 +10,7 @@ use crate::Result;
 impl Checkpoint {
     /// Reads bytes `offset .. offset + out.len()` of part `part` of a weight.
     ///
-    /// Parts are those of [`gemma4_format::Encoding::parts`], whatever the layout of the checkpoint.
+    /// Parts are those of [`Encoding::parts`], whatever the layout of the checkpoint.
     ///
     /// # Errors
     /// As [`Checkpoint::weight`], or of the file system.
@@ -33,8 +35,36 @@ impl Checkpoint {
                 let (rows, columns, size) = (part.dims[0], part.dims[1], part.dtype.size());
                 Transposed { shard, start: place.start, rows, columns, size }.read(offset, out)
             }
+            Form::TransposedNibbles(dtype) => {
+                let Encoding::Quantized { group, .. } = weight.encoding else { return Ok(()) };
+                let (rows, columns) = (weight.dims[0], weight.dims[1] / group);
+                let (rows, columns) = (u64::from(rows), u64::from(columns));
+                let start = place.start;
+                let floats = Transposed { shard, start, rows, columns, size: dtype.size() };
+                // Whole rows around what is wanted.
+                let stride = columns.div_ceil(2);
+                let first = offset / stride;
+                let count = (offset + out.len() as u64).div_ceil(stride) - first;
+                let mut numbers = vec![0; (count * columns * dtype.size()) as usize];
+                floats.read(first * columns * dtype.size(), &mut numbers)?;
+                let packed = pack_nibbles(dtype, &numbers, columns as usize);
+                out.copy_from_slice(&packed[(offset - first * stride) as usize..][..out.len()]);
+                Ok(())
+            }
         }
     }
+}
+
+/// Rows of whole numbers 0..=15 as nibbles, the even column in the low one.
+fn pack_nibbles(dtype: DType, numbers: &[u8], columns: usize) -> Vec<u8> {
+    let row_bytes = columns * dtype.size() as usize;
+    let rows = numbers.chunks_exact(row_bytes);
+    let nibble =
+        |row: &[u8], at: usize| if at < columns { dtype.read(row, at) as u8 & 15 } else { 0 };
+    rows.flat_map(|row| {
+        (0..columns).step_by(2).map(move |at| nibble(row, at) | nibble(row, at + 1) << 4)
+    })
+    .collect()
 }
 
 /// A matrix `[rows, columns]` that a file holds as `[columns, rows]`.
