@@ -118,7 +118,7 @@ fn killed_at_any_moment_it_continues_to_the_same_bytes() {
             break;
         }
         assert!(scene.finished() >= before, "nothing finished is done again");
-        assert_eq!(scene.listing().len(), 3, "one leftover at most: {:?}", scene.listing());
+        assert!(scene.listing().len() <= 3, "one leftover at most: {:?}", scene.listing());
     }
     if !scene.at("out").exists() {
         let done = scene.finished();
@@ -213,6 +213,18 @@ fn the_bundle_that_was_to_be_replaced_comes_back() {
     assert!(said(&output).contains("output directory `out` is not empty"), "{}", said(&output));
     assert!(scene.at("out/model.safetensors").exists());
     assert_eq!(scene.listing(), ["hf", "out"]);
+}
+
+/// Ended after its two renames, it has not removed the old bundle.
+#[test]
+fn a_bundle_that_was_replaced_is_in_nobodys_way() {
+    let scene = Scene::new();
+    assert!(scene.run("out", "default").status.success());
+    fs::create_dir(scene.at(".out.partial")).unwrap();
+    assert!(scene.run(".out.partial/replaced", "default").status.success());
+    let output = scene.command("out", "hqq").arg("--overwrite").output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    scene.assert_whole();
 }
 
 #[test]

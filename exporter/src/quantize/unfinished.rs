@@ -109,10 +109,13 @@ impl Unfinished {
             _ => File::open(path),
         })?;
         let unfinished = Self { path, output: output.to_owned(), _lock: lock, kept: 0 };
-        // An earlier run may have ended between its two renames.
         let replaced = unfinished.path.join("replaced");
-        if replaced.exists() && !output.exists() {
-            fs::rename(&replaced, output).map_err(Error::io("restore", output))?;
+        if replaced.exists() {
+            // An earlier run ended between its two renames, or after both.
+            match output.exists() {
+                false => fs::rename(&replaced, output).map_err(Error::io("restore", output))?,
+                true => fs::remove_dir_all(&replaced).map_err(Error::io("remove", &replaced))?,
+            }
         }
         Ok(unfinished)
     }
