@@ -109,7 +109,7 @@ pub(crate) fn decode_rows(encoding: Encoding, k: u32, parts: &[&[u8]]) -> Vec<f3
     match encoding {
         Encoding::Dense(dtype) => {
             let count = parts[0].len() / dtype.size() as usize;
-            (0..count).map(|at| dtype.read(parts[0], at)).collect()
+            (0..count).into_par_iter().map(|at| dtype.read(parts[0], at)).collect()
         }
         Encoding::Quantized { .. } => {
             let Some(bytes) = QuantizedBytes::from_parts(encoding, parts) else {

@@ -161,6 +161,20 @@ fn a_built_in_recipe_that_is_printed_is_the_same_recipe() {
     }
 }
 
+/// What a misspelt rule was for would be kept as it is, without a word.
+#[test]
+fn rules_for_no_weight_are_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint(dir.path());
+    let rule = |tensors: &str| format!("[[rules]]\ntensors = '{tensors}'\nmethod = 'keep'\n");
+    let text = [rule("layers.*.up_porj.weight"), rule("lm_head.weight"), rule("*")].concat();
+    fs::write(dir.path().join("mine.toml"), text).unwrap();
+    let arguments = ["--model-dir", "hf", "--output", "out", "--recipe", "mine.toml"];
+    let said = String::from_utf8(run("gemma4-quantize", dir.path(), &arguments).stderr).unwrap();
+    let note = "note: the recipe has a rule for `layers.*.up_porj.weight`, and no weight is called";
+    assert!(said.contains(note) && said.matches("note: ").count() == 1, "{said}");
+}
+
 #[test]
 fn files_that_are_wrong_or_not_there_are_named() {
     let dir = tempfile::tempdir().unwrap();

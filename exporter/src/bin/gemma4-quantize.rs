@@ -19,7 +19,7 @@ use gemma4_runtime::cli;
 /// rows at a time, so memory does not depend on the size of the model. A run that was killed or
 /// interrupted is continued by the same command.
 #[derive(Debug, Parser)]
-#[command(name = "gemma4-quantize", version, after_long_help = EXAMPLES)]
+#[command(name = "gemma4-quantize", version, override_usage = USAGE, after_long_help = EXAMPLES)]
 struct Arguments {
     /// Hugging Face directory of the checkpoint
     #[arg(long, value_name = "DIR", required_unless_present = "print_recipe")]
@@ -67,6 +67,10 @@ struct Arguments {
     #[arg(long, short)]
     verbose: bool,
 }
+
+const USAGE: &str = "\
+gemma4-quantize [OPTIONS] --model-dir <DIR> --output <DIR>
+       gemma4-quantize --print-recipe <NAME>";
 
 const EXAMPLES: &str = "\
 Example:

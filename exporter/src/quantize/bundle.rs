@@ -46,7 +46,11 @@ pub fn write_bundle(
     if checkpoint.layout() != Layout::HuggingFace {
         return Err(Refusal::AlreadyQuantized.at(checkpoint.dir()));
     }
-    let items = Item::all(checkpoint, ordered_names(checkpoint)?, Some(recipe))?;
+    let names = ordered_names(checkpoint)?;
+    for pattern in recipe.idle_patterns(&names) {
+        monitor.note(&format!("the recipe has a rule for `{pattern}`, and no weight is called so"));
+    }
+    let items = Item::all(checkpoint, names, Some(recipe))?;
     check_output(output, checkpoint.dir(), existing)?;
     let mut unfinished = Unfinished::claim(output)?;
     // Once more: what an interrupted run had moved away may be back.

@@ -135,6 +135,15 @@ impl Recipe {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
+    /// Patterns of rules that are for no weight of these names, which may be misspelt. A head of
+    /// its own is always one that a model may have.
+    pub fn idle_patterns(&self, names: &[&str]) -> impl Iterator<Item = &str> {
+        let patterns = self.rules.iter().map(|rule| rule.pattern.as_str());
+        patterns.filter(move |pattern| {
+            !matches(pattern, HEAD) && !names.iter().any(|name| matches(pattern, name))
+        })
+    }
+
     /// BLAKE3, in hex, of all that it says.
     pub fn digest(&self) -> String {
         // Plain data always have a JSON form.
