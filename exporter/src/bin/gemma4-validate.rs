@@ -12,7 +12,7 @@ use gemma4_exporter::model::Config;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::source::{self, ModelSource};
-use gemma4_exporter::validate::{Bound, Plan, validate};
+use gemma4_exporter::validate::{Bound, Settings, validate};
 use gemma4_exporter::{Error, Result};
 use gemma4_runtime::cli;
 use gemma4_runtime::text::{ControlText, Tokenizer};
@@ -103,7 +103,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let tokens = tokens(arguments, source.as_ref(), tokenizer.as_ref())?;
     let temporary = tempfile::tempdir().map_err(Error::io("create a directory in", "TMPDIR"))?;
     let rows = tokens.len() as u32;
-    let plan = Plan {
+    let settings = Settings {
         tokens,
         options: Options {
             recipe: arguments.recipe.as_deref().map(Recipe::open).transpose()?,
@@ -120,7 +120,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => id.to_string(),
     };
     let mut printed = Ok(());
-    let report = validate(source.as_ref(), &plan, &monitor, &mut |stage| {
+    let report = validate(source.as_ref(), &settings, &monitor, &mut |stage| {
         if !arguments.json && printed.is_ok() {
             printed = io::stdout().write_all(stage.text(&spell).as_bytes());
         }

@@ -47,7 +47,7 @@ const GPU: Bound = Bound { divergence: 0.05, logit: 1.0, hidden: f64::INFINITY }
 
 /// What is validated.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct Settings {
     /// Ids of the prompt; not empty.
     pub tokens: Vec<u32>,
     /// How to export; its recipe quantizes a dense source.
@@ -67,18 +67,18 @@ pub struct Plan {
 /// fails is part of the report.
 pub fn validate(
     source: &dyn ModelSource,
-    plan: &Plan,
+    settings: &Settings,
     monitor: &Monitor,
     progress: &mut dyn FnMut(&StageReport),
 ) -> Result<Report> {
     let config = Config::parse(source.config_json())?;
-    check_tokens(&plan.tokens, config.vocab_size)?;
-    let prepared = prepare(source, &plan.options)?;
-    let mut stages = Stages { before: None, report: Report::new(&plan.tokens), progress };
-    let tokens = &plan.tokens;
+    check_tokens(&settings.tokens, config.vocab_size)?;
+    let prepared = prepare(source, &settings.options)?;
+    let mut stages = Stages { before: None, report: Report::new(&settings.tokens), progress };
+    let tokens = &settings.tokens;
 
     let dense = is_dense(source)?;
-    let recipe = plan.options.recipe.as_ref();
+    let recipe = settings.options.recipe.as_ref();
     let eager = |recipe: Option<&Recipe>| {
         eager::run(&config, &Weights::new(source, recipe)?, tokens, monitor)
     };
@@ -89,14 +89,14 @@ pub fn validate(
     let quantized = "quantized weights, by candle";
     match dense && recipe.is_none() {
         true => stages.skip(2, quantized, "nothing is quantized"),
-        false => stages.run(2, quantized, Some(plan.quantized), || eager(recipe)),
+        false => stages.run(2, quantized, Some(settings.quantized), || eager(recipe)),
     }
     stages.run(3, "the traced graph, by candle", Some(SAME), || {
         run_traced(&prepared.program, &Weights::new(source, recipe)?, tokens, monitor)
     });
     let mut loaded = None;
     stages.run(4, "the files, on the CPU", Some(SAME), || {
-        let program = loaded.insert(open_files(source, plan, monitor)?);
+        let program = loaded.insert(open_files(source, settings, monitor)?);
         run_on_cpu(program, tokens)
     });
     stages.plans(5, "the plan for each GPU", &prepared);
@@ -133,14 +133,14 @@ fn check_tokens(tokens: &[u32], vocabulary: u32) -> Result<()> {
 /// The files that were given, or those of an export.
 fn open_files(
     source: &dyn ModelSource,
-    plan: &Plan,
+    settings: &Settings,
     monitor: &Monitor,
 ) -> Result<std::sync::Arc<LoadedProgram>> {
     let at = |dir: &Path| (dir.join("model.pte"), dir.join("model.ptd"));
-    let (pte, ptd) = match &plan.files {
+    let (pte, ptd) = match &settings.files {
         Some(dir) => at(dir),
         None => {
-            let exported = export(source, &plan.options, &plan.scratch, monitor)?;
+            let exported = export(source, &settings.options, &settings.scratch, monitor)?;
             (exported.program, exported.data)
         }
     };
