@@ -113,7 +113,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         },
         files: arguments.program.clone(),
         scratch: arguments.output_dir.clone().unwrap_or_else(|| temporary.path().to_owned()),
-        quantized: Bound { divergence: arguments.max_kl, logit: f32::INFINITY, hidden: 1.0 },
+        quantized: Bound {
+            divergence: arguments.max_kl,
+            logit: f32::INFINITY,
+            hidden: f64::INFINITY,
+        },
     };
     let spell = |id: u32| match &tokenizer {
         Some(tokenizer) => format!("{:?}", tokenizer.decode(&[id], ControlText::Show)),
