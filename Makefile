@@ -7,7 +7,7 @@ MODEL ?= ci/models/tiny-chat-int4
 PROMPT ?= What is the capital of France?
 BIN := target/release
 
-.PHONY: help build demo test lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist clean
+.PHONY: help build demo validate test lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -18,6 +18,9 @@ build: ## build all commands into target/release
 demo: build ## export the bundled model and ask it a question
 	@ci/export_model_artifact.sh --prequantized ci/models/tiny-chat-int4 --output-dir $(OUT)/demo
 	@ci/test_model_e2e.sh $(OUT)/demo "$(PROMPT)"
+
+validate: build ## take one prompt through every stage of an export of MODEL and compare them
+	@$(BIN)/gemma4-validate --prequantized $(MODEL)
 
 test: ## run all tests (installs nothing: Rust, a C compiler and python3 are enough)
 	ci/test.sh

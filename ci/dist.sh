@@ -17,7 +17,7 @@ trap 'rm -rf "$root"' EXIT
 
 mkdir -p "$root/$name/bin"
 strip --strip-all -o "$root/$name/bin/gemma4" "$built"
-for command in export quantize run inspect eval bench; do
+for command in export quantize validate run inspect eval bench; do
     ln -s gemma4 "$root/$name/bin/gemma4-$command"
 done
 "$built" write-documents "$root/$name"

@@ -47,12 +47,22 @@ pub enum Error {
         why: String,
     },
     /// There is no recipe of that name.
-    #[error("there is no recipe `{name}`; recipes are: {known}")]
+    #[error("there is no recipe `{name}`; recipes are: {known}, and files that end in .toml")]
     UnknownRecipe {
         /// As it was asked for.
         name: String,
         /// Those that exist, comma separated.
         known: String,
+    },
+    /// A recipe's file can't be used.
+    #[error("recipe `{}`, line {line}: {why}", .path.display())]
+    Recipe {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong there, with the key.
+        why: String,
     },
     /// The output directory holds something already.
     #[error("output directory `{}` is not empty; choose another or pass --overwrite", .path.display())]
@@ -79,6 +89,12 @@ pub enum Error {
         path: PathBuf,
         /// What has it: `a directory`, ….
         what: &'static str,
+    },
+    /// Two processes would write one file.
+    #[error("`{}` is being written by another process; wait for its end", .path.display())]
+    OutputBusy {
+        /// The file or directory that the other process has not finished.
+        path: PathBuf,
     },
     /// Writing there would destroy what is being read.
     #[error("output directory `{}` holds the checkpoint itself; choose another", .path.display())]
@@ -134,7 +150,7 @@ pub enum Error {
         why: String,
     },
     /// Ctrl-C, or a request to terminate.
-    #[error("interrupted; nothing was written")]
+    #[error("interrupted")]
     Interrupted,
 }
 

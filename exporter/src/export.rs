@@ -63,6 +63,36 @@ pub fn export(
     output_dir: &Path,
     monitor: &Monitor,
 ) -> Result<Exported> {
+    let Prepared { mut program, items, tokenizer, chat_template } = prepare(checkpoint, options)?;
+    // Before the long work, so that what has no GPU code is known at once.
+    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let data = output_dir.join("model.ptd");
+    let written = write_weights(checkpoint, &items, &data, monitor)?;
+    for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
+        weight.digest = digest;
+    }
+    program.data_header = written.header;
+    program.data_length = written.length;
+    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
+    let total = written.length + bytes.len() as u64;
+    let program = output_dir.join("model.pte");
+    persist_all([written.file, Pending::with_bytes(&program, &bytes)?])?;
+    Ok(Exported { program, data, bytes: total })
+}
+
+/// All that an export knows before it reads a weight.
+pub(crate) struct Prepared {
+    /// Without digests.
+    pub(crate) program: Program,
+    /// The program's weights, in its order.
+    pub(crate) items: Vec<Item>,
+    /// The bytes of tokenizer.json; none if there is none.
+    pub(crate) tokenizer: Vec<u8>,
+    chat_template: String,
+}
+
+/// Checks config and options and traces the model.
+pub(crate) fn prepare(checkpoint: &dyn ModelSource, options: &Options) -> Result<Prepared> {
     let config = Config::parse(checkpoint.config_json())?;
     let (max_context, max_chunk) = lengths(&config, options)?;
     let text = text_defaults(&config, checkpoint, options)?;
@@ -87,21 +117,8 @@ pub fn export(
         .filter_map(|(name, ..)| items.get(name.as_str()).copied().cloned())
         .collect();
     let source = source(&config, checkpoint, options);
-    let mut program = assemble(&config, source, text, max_context, traced);
-    // Before the long work, so that what has no GPU code is known at once.
-    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
-    let data = output_dir.join("model.ptd");
-    let written = write_weights(checkpoint, &ordered, &data, monitor)?;
-    for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
-        weight.digest = digest;
-    }
-    program.data_header = written.header;
-    program.data_length = written.length;
-    let bytes = pte::encode(&Pte { program, tokenizer, chat_template, plans, modules })?;
-    let total = written.length + bytes.len() as u64;
-    let program = output_dir.join("model.pte");
-    persist_all([written.file, Pending::with_bytes(&program, &bytes)?])?;
-    Ok(Exported { program, data, bytes: total })
+    let program = assemble(&config, source, text, max_context, traced);
+    Ok(Prepared { program, items: ordered, tokenizer, chat_template })
 }
 
 /// Exports a program of this config with random weights of a seed, of any size, in little memory.

@@ -3,7 +3,8 @@
 //! [`checkpoint`] reads it, or [`gguf`] a GGUF file; [`quantize`] turns weights into codes,
 //! [`export`] writes the files.
 //! [`model`] is Gemma 4, written once against [`trace::Tensor`]; [`methods`] traces it, and
-//! [`mod@reference`] runs it with candle. [`lower`] turns the graph into kernel launches for GPUs.
+//! [`mod@reference`] runs it with candle. [`lower`] turns the graph into kernel launches for GPUs, and
+//! [`validate`] compares what every stage of all that computes.
 
 pub mod checkpoint;
 pub mod export;
@@ -18,6 +19,7 @@ pub mod source;
 pub mod synthetic;
 pub mod tiny;
 pub mod trace;
+pub mod validate;
 
 mod error;
 mod generation;

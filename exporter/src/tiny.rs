@@ -4,8 +4,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gemma4_format::encoding::{QuantizedBytes, decode_row};
-use gemma4_format::{Encoding, Weight};
 use gemma4_runtime::cpu::Cpu;
 use gemma4_runtime::{LoadedProgram, Session, SessionOptions};
 
@@ -15,6 +13,7 @@ use crate::model::Config;
 use crate::output::Monitor;
 use crate::quantize::{Existing, Recipe, write_bundle};
 use crate::reference::Reference;
+use crate::source::decode_rows;
 use crate::synthetic::{TINY_CONFIG, write_checkpoint};
 use crate::trace::WeightSpec;
 use crate::{Error, Result};
@@ -102,26 +101,9 @@ pub fn reference(config: &Config, program: &LoadedProgram, max_chunk: u32) -> Re
     };
     let load = |name: &str| {
         let id = find(name).ok_or_else(|| "is not in the program".to_owned())?;
-        Ok(decode(&weights[id], &program.weights().parts(id as u32)))
+        let (weight, parts) = (&weights[id], program.weights().parts(id as u32));
+        Ok(decode_rows(weight.encoding, weight.dims.last().copied().unwrap_or(1), &parts))
     };
     let context = program.program().max_context;
     Ok(Reference::new(config, max_chunk, context, describe, load)?)
-}
-
-/// All numbers of a weight in float32, row-major.
-fn decode(weight: &Weight, parts: &[&[u8]]) -> Vec<f32> {
-    let count = weight.dims.iter().map(|d| *d as usize).product();
-    match weight.encoding {
-        Encoding::Dense(dtype) => (0..count).map(|i| dtype.read(parts[0], i)).collect(),
-        encoding @ Encoding::Quantized { .. } => {
-            let mut numbers = vec![0.0; count];
-            if let Some(bytes) = QuantizedBytes::from_parts(encoding, parts) {
-                let k = weight.dims.last().map_or(1, |k| *k as usize);
-                for (row, out) in numbers.chunks_exact_mut(k).enumerate() {
-                    decode_row(encoding, bytes, row, out);
-                }
-            }
-            numbers
-        }
-    }
 }

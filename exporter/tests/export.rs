@@ -200,7 +200,7 @@ fn a_torchao_bundle_is_prequantized() {
 fn every_recipe_gives_a_program_with_and_without_data() {
     let dir = tempfile::tempdir().unwrap();
     checkpoint(dir.path(), |_| {});
-    for recipe in Recipe::NAMES {
+    for recipe in Recipe::names() {
         let mut programs = Vec::new();
         for source in [&["--model-dir", "hf"][..], &["--random", "hf/config.json", "--no-data"]] {
             let arguments = [source, &["--output-dir", "x", "--recipe", recipe]].concat();

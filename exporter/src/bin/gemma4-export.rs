@@ -7,14 +7,11 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Parser, ValueEnum};
-use gemma4_exporter::checkpoint::{Checkpoint, Layout};
 use gemma4_exporter::export::{Options, export, export_random, export_without_data};
-use gemma4_exporter::gguf::Gguf;
 use gemma4_exporter::lower::Target;
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
-use gemma4_exporter::source::ModelSource;
-use gemma4_exporter::{Error, Result, tiny};
+use gemma4_exporter::{Error, Result, source, tiny};
 use gemma4_runtime::cli;
 
 /// Export a Gemma 4 checkpoint: what to compute goes to model.pte, the weights to model.ptd.
@@ -36,8 +33,9 @@ pub(crate) struct Arguments {
     /// for the model.ptd that the same seed gives on another machine
     #[arg(long, requires = "random")]
     no_data: bool,
-    /// With --model-dir or --random: quantize on the way (default: keep the weights as they are)
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["prequantized", "gguf"])]
+    /// With --model-dir or --random: quantize on the way, by a built-in recipe or a TOML file of
+    /// your own (see gemma4-quantize --help; default: keep the weights as they are)
+    #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = ["prequantized", "gguf"])]
     recipe: Option<String>,
     /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
     #[arg(long, value_name = "N")]
@@ -126,7 +124,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = Options {
         max_seq_len: arguments.max_seq_len,
         max_prefill_chunk: arguments.max_prefill_chunk,
-        recipe: arguments.recipe.as_deref().map(Recipe::named).transpose()?,
+        recipe: arguments.recipe.as_deref().map(Recipe::open).transpose()?,
         chat_template: read(&arguments.chat_template)?,
         generation_config: read(&arguments.generation_config)?,
         targets: targets(arguments)?,
@@ -142,7 +140,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         export_random(&config, arguments.seed.unwrap_or(1), &options, output_dir, &monitor)?
     } else {
-        export(open(&arguments.input)?.as_ref(), &options, output_dir, &monitor)?
+        let source = arguments.input.source().context("no input was given")?.open()?;
+        export(source.as_ref(), &options, output_dir, &monitor)?
     };
     cli::say(&format!(
         "wrote {} and {} ({:.1} MB)\n",
@@ -165,20 +164,14 @@ fn targets(arguments: &Arguments) -> Result<Vec<Target>> {
     }
 }
 
-fn open(input: &Input) -> Result<Box<dyn ModelSource>> {
-    let (dir, flag, other) = match (&input.prequantized, &input.model_dir, &input.gguf) {
-        (Some(dir), ..) => (dir, "--prequantized", "--model-dir"),
-        (None, Some(dir), _) => (dir, "--model-dir", "--prequantized"),
-        (None, None, Some(file)) => return Ok(Box::new(Gguf::open(file)?)),
-        (None, None, None) => unreachable!("the other inputs hold no weights"),
-    };
-    let checkpoint = Checkpoint::open(dir)?;
-    let quantized = checkpoint.layout() != Layout::HuggingFace;
-    if quantized != input.prequantized.is_some() {
-        let why = format!("`{}` is of the other kind; use {other}", dir.display());
-        return Err(Error::Flag { flag, why });
+impl Input {
+    /// The source of weights; not given with `--random` and `--tiny-test`.
+    fn source(&self) -> Option<source::Input> {
+        let Self { prequantized, model_dir, gguf, .. } = self;
+        let prequantized = prequantized.clone().map(source::Input::Prequantized);
+        let model_dir = model_dir.clone().map(source::Input::ModelDir);
+        prequantized.or(model_dir).or(gguf.clone().map(source::Input::Gguf))
     }
-    Ok(Box::new(checkpoint))
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -26,6 +26,8 @@ mod inspect;
 mod quantize;
 #[path = "../../../runtime/src/bin/gemma4-run.rs"]
 mod run;
+#[path = "gemma4-validate.rs"]
+mod validate;
 
 /// One of the commands.
 struct Applet {
@@ -35,9 +37,10 @@ struct Applet {
     command: fn() -> clap::Command,
 }
 
-const APPLETS: [Applet; 6] = [
+const APPLETS: [Applet; 7] = [
     Applet { name: "export", main: export::main, command: export::Arguments::command },
     Applet { name: "quantize", main: quantize::main, command: quantize::Arguments::command },
+    Applet { name: "validate", main: validate::main, command: validate::Arguments::command },
     Applet { name: "run", main: run::main, command: cli::answering::Arguments::command },
     Applet { name: "inspect", main: inspect::main, command: inspect::Arguments::command },
     Applet { name: "eval", main: eval::main, command: cli::evaluation::Arguments::command },

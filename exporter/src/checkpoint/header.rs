@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use gemma4_format::ptd::MAX_HEADER;
@@ -25,6 +25,8 @@ pub(super) struct Shard {
     pub(super) metadata: BTreeMap<String, String>,
     /// BLAKE3 of the header's bytes.
     pub(super) digest: blake3::Hash,
+    /// Length in bytes, and when it was written: seconds and nanoseconds.
+    pub(super) stamp: (u64, i64, i64),
 }
 
 /// A tensor of a file.
@@ -43,7 +45,9 @@ impl Shard {
     pub(super) fn open(dir: &Path, name: &str) -> Result<Self> {
         let path = dir.join(name);
         let file = File::open(&path).map_err(Error::io("open", &path))?;
-        let length = file.metadata().map_err(Error::io("read", &path))?.len();
+        let found = file.metadata().map_err(Error::io("read", &path))?;
+        let length = found.len();
+        let stamp = (length, found.mtime(), found.mtime_nsec());
         let mut first = vec![0; length.min(64) as usize];
         file.read_exact_at(&mut first, 0).map_err(Error::io("read", &path))?;
         let size = header_size(name, &first, length).map_err(|refusal| refusal.at(dir))?;
@@ -52,7 +56,7 @@ impl Shard {
         let (tensors, metadata) =
             parse(name, &header, length).map_err(|refusal| refusal.at(dir))?;
         let digest = blake3::hash(&header);
-        Ok(Self { name: name.to_owned(), path, file, tensors, metadata, digest })
+        Ok(Self { name: name.to_owned(), path, file, tensors, metadata, digest, stamp })
     }
 
     /// Reads the bytes of the file from `offset` on.

@@ -186,6 +186,17 @@ impl Checkpoint {
         &self.identity
     }
 
+    /// What changes when a weight file is written, even if its header, and so the identity, stays:
+    /// a digest, in hex, of the identity and of the times and lengths of the files.
+    pub fn stamp(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.identity.as_bytes());
+        for Shard { name, stamp: (length, seconds, nanoseconds), .. } in &self.shards {
+            hasher.update(format!("{name} {length} {seconds} {nanoseconds}\n").as_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
     /// Canonical names of all weights, sorted; those of vision and audio towers are left out.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.table.entries.keys().map(String::as_str)

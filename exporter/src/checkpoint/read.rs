@@ -1,9 +1,6 @@
 //! Reading the numbers of a weight, a piece at a time.
 
-use std::ops::Range;
-
-use gemma4_format::Encoding;
-use gemma4_format::encoding::{QuantizedBytes, decode_row};
+use gemma4_format::{DType, Encoding};
 
 use super::Checkpoint;
 use super::header::Shard;
@@ -38,48 +35,36 @@ impl Checkpoint {
                 let (rows, columns, size) = (part.dims[0], part.dims[1], part.dtype.size());
                 Transposed { shard, start: place.start, rows, columns, size }.read(offset, out)
             }
+            Form::TransposedNibbles(dtype) => {
+                let Encoding::Quantized { group, .. } = weight.encoding else { return Ok(()) };
+                let (rows, columns) = (weight.dims[0], weight.dims[1] / group);
+                let (rows, columns) = (u64::from(rows), u64::from(columns));
+                let start = place.start;
+                let floats = Transposed { shard, start, rows, columns, size: dtype.size() };
+                // Whole rows around what is wanted.
+                let stride = columns.div_ceil(2);
+                let first = offset / stride;
+                let count = (offset + out.len() as u64).div_ceil(stride) - first;
+                let mut numbers = vec![0; (count * columns * dtype.size()) as usize];
+                floats.read(first * columns * dtype.size(), &mut numbers)?;
+                let packed = pack_nibbles(dtype, &numbers, columns as usize);
+                out.copy_from_slice(&packed[(offset - first * stride) as usize..][..out.len()]);
+                Ok(())
+            }
         }
     }
+}
 
-    /// Reads rows of a weight as float32, decoding quantized ones: `rows.len() · K` numbers, `K`
-    /// being the last of its dims and a row its slice along it.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::weight`], or of the file system.
-    ///
-    /// # Panics
-    /// If the weight has fewer rows.
-    pub fn read_rows_f32(&self, name: &str, rows: Range<u64>) -> Result<Vec<f32>> {
-        let (weight, places) = self.entry(name)?;
-        let k = weight.dims.last().copied().unwrap_or(1) as usize;
-        let total = weight.dims.iter().map(|d| u64::from(*d)).product::<u64>() / k as u64;
-        assert!(rows.start <= rows.end && rows.end <= total, "rows of the weight");
-        let count = (rows.end - rows.start) as usize;
-        let mut parts = Vec::with_capacity(places.len());
-        for (part, place) in places.iter().enumerate() {
-            let stride = place.length / total;
-            let mut bytes = vec![0; count * stride as usize];
-            self.read_part(name, part, rows.start * stride, &mut bytes)?;
-            parts.push(bytes);
-        }
-        let mut values = vec![0.0; count * k];
-        match weight.encoding {
-            Encoding::Dense(dtype) => {
-                for (at, value) in values.iter_mut().enumerate() {
-                    *value = dtype.read(&parts[0], at);
-                }
-            }
-            encoding => {
-                let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-                if let Some(bytes) = QuantizedBytes::from_parts(encoding, &slices) {
-                    for (row, out) in values.chunks_exact_mut(k).enumerate() {
-                        decode_row(encoding, bytes, row, out);
-                    }
-                }
-            }
-        }
-        Ok(values)
-    }
+/// Rows of whole numbers 0..=15 as nibbles, the even column in the low one.
+fn pack_nibbles(dtype: DType, numbers: &[u8], columns: usize) -> Vec<u8> {
+    let row_bytes = columns * dtype.size() as usize;
+    let rows = numbers.chunks_exact(row_bytes);
+    let nibble =
+        |row: &[u8], at: usize| if at < columns { dtype.read(row, at) as u8 & 15 } else { 0 };
+    rows.flat_map(|row| {
+        (0..columns).step_by(2).map(move |at| nibble(row, at) | nibble(row, at + 1) << 4)
+    })
+    .collect()
 }
 
 /// A matrix `[rows, columns]` that a file holds as `[columns, rows]`.

@@ -40,6 +40,8 @@ pub(super) enum Form {
     Signed,
     /// As `[columns, rows]` instead of `[rows, columns]`.
     Transposed,
+    /// Whole numbers 0..=15, two to a byte in the part, as transposed floats of this type.
+    TransposedNibbles(DType),
 }
 
 /// Tensors under canonical names, each with the index of its file.

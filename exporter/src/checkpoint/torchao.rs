@@ -6,7 +6,7 @@
 //!
 //! | class | `qdata` | `scale` | `zero_point` | encoding |
 //! |---|---|---|---|---|
-//! | `Int4Tensor` | U8 `[N, K/2]`, even column in the low nibble | float `[K/G, N]` | float `[K/G, N]` | 4 bits, float zero points |
+//! | `Int4Tensor` | U8 `[N, K/2]`, even column in the low nibble | float `[K/G, N]` | float `[K/G, N]` | 4 bits, zero points in nibbles if all are whole and fit, else floats |
 //! | `IntxUnpackedToInt8Tensor` | I8 `[N, K]` | float `[N, K/G]` | I8 or float `[N, K/G]` | 8 bits, symmetric if all zero points are 0, else U8 zero points |
 //!
 //! In both, a code `q` stands for `(q − zero) · scale`; our codes of 8 bits, and their zero points,
@@ -141,15 +141,20 @@ impl Described<'_> {
         }
         let dims: [u32; 2] = self.attribute("shape")?;
         let zero = self.float_zero(self.tensor("zero_point")?.1.dtype)?;
-        let encoding = Encoding::Quantized {
-            bits: 4,
-            group: self.group()?,
-            scale: self.scale()?,
-            offset: Offset::Zero(zero),
-        };
+        let (group, scale) = (self.group()?, self.scale()?);
+        let encoding =
+            |zero| Encoding::Quantized { bits: 4, group, scale, offset: Offset::Zero(zero) };
+        let mut source = SourceWeight { dims: dims.to_vec(), encoding: encoding(zero) };
         let forms = [Form::Same, Form::Transposed, Form::Transposed];
-        let places = self.places(encoding, &dims, forms)?;
-        Ok((SourceWeight { dims: dims.to_vec(), encoding }, places))
+        let mut places = self.places(source.encoding, &dims, forms)?;
+        let dtype = if zero == ZeroType::F16 { DType::F16 } else { DType::BF16 };
+        if self.all_nibbles(places[2], dtype)? {
+            source.encoding = encoding(ZeroType::Nibble);
+            places[2].form = Form::TransposedNibbles(dtype);
+            let parts = source.encoding.parts(self.name, &dims).map_err(|e| self.wrong(e))?;
+            places[2].length = parts[2].bytes();
+        }
+        Ok((source, places))
     }
 
     fn int8(&self) -> Result<Quantized> {
@@ -212,12 +217,26 @@ impl Described<'_> {
 
     /// Whether all bytes of a part are zero.
     fn all_zero(&self, place: Place) -> Result<bool> {
+        self.all(place, |bytes| bytes.iter().all(|byte| *byte == 0))
+    }
+
+    /// Whether all numbers of a part are whole and fit 4 bits, as min-max makes them.
+    fn all_nibbles(&self, place: Place, dtype: DType) -> Result<bool> {
+        self.all(place, |bytes| {
+            let count = bytes.len() / dtype.size() as usize;
+            let mut zeros = (0..count).map(|at| dtype.read(bytes, at));
+            zeros.all(|zero| zero.fract() == 0.0 && (0.0..=15.0).contains(&zero))
+        })
+    }
+
+    /// Whether all blocks of a part, of whole numbers, are such ones.
+    fn all(&self, place: Place, holds: impl Fn(&[u8]) -> bool) -> Result<bool> {
         let mut block = vec![0; BLOCK.min(place.length) as usize];
         let mut done = 0;
         while done < place.length {
             let bytes = &mut block[..BLOCK.min(place.length - done) as usize];
             self.shards[place.shard].read(place.start + done, bytes)?;
-            if bytes.iter().any(|byte| *byte != 0) {
+            if !holds(bytes) {
                 return Ok(false);
             }
             done += bytes.len() as u64;

@@ -79,6 +79,11 @@ impl Target {
         }
     }
 
+    /// Shared memory that one block may use, in bytes.
+    pub fn shared_per_block(self) -> u32 {
+        self.arch().shared_per_block()
+    }
+
     /// Multiprocessors of the largest GPU of the architecture: grids and scratch are planned for
     /// so many.
     fn multiprocessors(self) -> u32 {
@@ -154,6 +159,7 @@ pub fn lower(
     let mut lowered = Lowered::default();
     for (target, schedule) in targets.iter().zip(schedules) {
         let sources = distinct_sources(&schedule.kernels);
+        let instances: Vec<Instance> = sources.keys().cloned().collect();
         let modules: Vec<Vec<u8>> = sources
             .values()
             .collect::<Vec<_>>()
@@ -170,32 +176,59 @@ pub fn lower(
             .collect::<Result<_>>()?;
         let first = lowered.modules.len();
         let index = |kernel: &Kernel| {
-            let at = sources.keys().position(|source| *source == instance(kernel));
+            let at = instances.iter().position(|source| *source == instance(kernel));
             (first + at.unwrap_or(0)) as u32
         };
-        let kernels = schedule.kernels.iter().map(|kernel| plan::Kernel {
-            module: index(kernel),
-            symbol: kernel.symbol.to_owned(),
-            block: kernel.block,
-            shared: kernel.shared,
-            overlaps: kernel.dependent_launch && target.arch().dependent_launch(),
-        });
-        lowered.plans.push(Plan {
-            target: target.to_string(),
-            compiler: format!("NVRTC {}.{}", nvrtc.version().0, nvrtc.version().1),
-            kernels: kernels.collect(),
-            packed: schedule.packed,
-            packs: schedule.packs,
-            resident: schedule.resident,
-            buffer_element: 2,
-            multiprocessors: target.multiprocessors(),
-            scratch: schedule.scratch,
-            methods: schedule.methods,
-            sample: schedule.sample,
-        });
+        let compiler = format!("NVRTC {}.{}", nvrtc.version().0, nvrtc.version().1);
+        lowered.plans.push(assemble(*target, schedule, compiler, index));
         lowered.modules.extend(modules);
     }
     Ok(lowered)
+}
+
+/// The plans that [`lower`] would make, without code: no compiler is needed.
+///
+/// Every plan refers to one module, which does not exist.
+///
+/// # Errors
+/// [`Error::Graph`] and [`Error::Unsupported`].
+pub fn plans_without_code(program: &Program, targets: &[Target]) -> Result<Vec<Plan>> {
+    let stages = Stages::find(program)?;
+    let plan = |target: &Target| {
+        let (arch, multiprocessors) = (target.arch(), target.multiprocessors());
+        let schedule = Schedule::new(program, &stages, arch, multiprocessors)?;
+        Ok(assemble(*target, schedule, "none".to_owned(), |_| 0))
+    };
+    targets.iter().map(plan).collect()
+}
+
+/// `module` tells the index of a kernel's module.
+fn assemble(
+    target: Target,
+    schedule: Schedule,
+    compiler: String,
+    module: impl Fn(&Kernel) -> u32,
+) -> Plan {
+    let kernels = schedule.kernels.iter().map(|kernel| plan::Kernel {
+        module: module(kernel),
+        symbol: kernel.symbol.to_owned(),
+        block: kernel.block,
+        shared: kernel.shared,
+        overlaps: kernel.dependent_launch && target.arch().dependent_launch(),
+    });
+    Plan {
+        target: target.to_string(),
+        compiler,
+        kernels: kernels.collect(),
+        packed: schedule.packed,
+        packs: schedule.packs,
+        resident: schedule.resident,
+        buffer_element: 2,
+        multiprocessors: target.multiprocessors(),
+        scratch: schedule.scratch,
+        methods: schedule.methods,
+        sample: schedule.sample,
+    }
 }
 
 /// What a module is compiled from.

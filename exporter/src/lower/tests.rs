@@ -14,18 +14,25 @@ use crate::trace::WeightSpec;
 
 /// 31B with INT4 projections, as traced.
 fn program() -> Program {
+    let int4 = Encoding::Quantized {
+        bits: 4,
+        group: 32,
+        scale: DType::BF16,
+        offset: Offset::Zero(ZeroType::Nibble),
+    };
+    program_of(int4, Encoding::Dense(DType::BF16))
+}
+
+/// 31B with its projections and its embedding, which is the head too, in these encodings.
+fn program_of(projections: Encoding, embedding: Encoding) -> Program {
     let config = Config::parse(include_str!("../../configs/gemma-4-31b.json")).unwrap();
     let describe = |name: &str, wanted: Option<&[u32]>| {
-        let dims = wanted?.to_vec();
-        let int4 = Encoding::Quantized {
-            bits: 4,
-            group: 32,
-            scale: DType::BF16,
-            offset: Offset::Zero(ZeroType::Nibble),
+        let encoding = match name {
+            "embed_tokens.weight" => embedding,
+            _ if name.contains("_proj") => projections,
+            _ => Encoding::Dense(DType::BF16),
         };
-        let dense = Encoding::Dense(DType::BF16);
-        let encoding = if name.contains("_proj") { int4 } else { dense };
-        Some(WeightSpec { dims, encoding })
+        Some(WeightSpec { dims: wanted?.to_vec(), encoding })
     };
     let traced = trace(&config, 512, describe).unwrap();
     Program {
@@ -186,5 +193,51 @@ fn no_kernel_takes_more_shared_memory_than_its_gpu_has() {
         for kernel in &schedule.kernels {
             assert!(kernel.shared <= room, "{target}: {} takes {}", kernel.symbol, kernel.shared);
         }
+    }
+}
+
+#[test]
+fn what_recipes_can_say_has_kernels() {
+    let codes =
+        |bits, group, offset| Encoding::Quantized { bits, group, scale: DType::BF16, offset };
+    let (nibble, fraction) = (Offset::Zero(ZeroType::Nibble), Offset::Zero(ZeroType::BF16));
+    let row = 5376;
+    for group in [32, 64, 128] {
+        for (projections, embedding) in [
+            (codes(4, group, nibble), codes(4, group, nibble)),
+            (codes(4, group, fraction), codes(6, group, Offset::Symmetric)),
+            (codes(6, group, Offset::Symmetric), codes(6, row, Offset::Symmetric)),
+            (codes(8, group, Offset::Symmetric), codes(8, row, Offset::Symmetric)),
+        ] {
+            let program = program_of(projections, embedding);
+            let stages = Stages::find(&program).unwrap();
+            for arch in Arch::ALL {
+                let schedule = Schedule::new(&program, &stages, arch, 100);
+                assert!(schedule.is_ok(), "{} {}", projections.describe(), embedding.describe());
+            }
+        }
+    }
+}
+
+/// The encodings of GGUF types; those with minimums in more than 4 bits, and Q6_K's small groups,
+/// have no kernel.
+#[test]
+fn types_of_gguf_have_kernels_or_are_refused() {
+    let codes = |bits, group, scale, offset| Encoding::Quantized { bits, group, scale, offset };
+    let minimum = Offset::Minimum;
+    for (name, encoding, known) in [
+        ("Q4_0", codes(4, 32, DType::F16, Offset::Symmetric), true),
+        ("Q4_1", codes(4, 32, DType::F16, minimum(DType::F16)), true),
+        ("Q5_0", codes(5, 32, DType::F16, Offset::Symmetric), true),
+        ("Q5_1", codes(5, 32, DType::F16, minimum(DType::F16)), false),
+        ("Q8_0", codes(8, 32, DType::F16, Offset::Symmetric), true),
+        ("Q4_K", codes(4, 32, DType::F32, minimum(DType::F32)), true),
+        ("Q5_K", codes(5, 32, DType::F32, minimum(DType::F32)), false),
+        ("Q6_K", codes(6, 16, DType::F32, Offset::Symmetric), false),
+    ] {
+        let program = program_of(encoding, Encoding::Dense(DType::BF16));
+        let stages = Stages::find(&program).unwrap();
+        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132);
+        assert_eq!(schedule.is_ok(), known, "{name}: {:?}", schedule.map(|_| ()));
     }
 }

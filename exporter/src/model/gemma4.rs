@@ -12,12 +12,9 @@ use crate::trace::{Buffer, Result, Rope, Store, Tensor, Weight};
 /// The text model with its weights and its key and value buffers.
 #[derive(Debug)]
 pub struct Model {
-    embed_tokens: Weight,
-    embed_scale: f32,
+    embedding: Embedding,
     layers: Vec<Layer>,
-    norm: RmsNorm,
-    lm_head: Weight,
-    soft_cap: Option<f32>,
+    head: Head,
 }
 
 impl Model {
@@ -26,44 +23,78 @@ impl Model {
     /// `max_chunk` is the longest call in tokens: a sliding layer keeps a ring of
     /// `window + max_chunk` rows, enough to rewind one chunk, or what a shorter call has read.
     pub fn new(config: &Config, max_chunk: u32, store: &Store<'_>) -> Result<Self> {
-        let hidden = config.hidden_size;
-        let table = [config.vocab_size, hidden];
-        let embed_tokens = store.weight("embed_tokens.weight", &table)?;
-        let layers: Result<_> = config
-            .layers
-            .iter()
-            .enumerate()
-            .map(|(i, layer)| Layer::new(config, layer, max_chunk, &store.at("layers").at(i)))
-            .collect();
-        let layers = layers?;
-        let norm = RmsNorm::new(hidden, config.rms_norm_eps, &store.at("norm"))?;
-        // A head in the file wins over `tie_word_embeddings`.
-        let lm_head = if store.has("lm_head.weight") {
-            store.weight("lm_head.weight", &table)?
-        } else {
-            embed_tokens.clone()
-        };
-        Ok(Self {
-            embed_tokens,
-            embed_scale: f64::from(hidden).sqrt() as f32,
-            layers,
-            norm,
-            lm_head,
-            soft_cap: config.final_logit_softcapping,
-        })
+        // In the order of use, which is the order of weights in the file.
+        let embedding = Embedding::new(config, store)?;
+        let layers = (0..config.layers.len()).map(|i| Layer::new(config, i, max_chunk, store));
+        let layers = layers.collect::<Result<_>>()?;
+        let tied = (Head::weight_name(store) == EMBEDDING).then_some(&embedding.table);
+        let head = Head::new(config, store, tied)?;
+        Ok(Self { embedding, layers, head })
     }
 
     /// Tokens `[T]` at `position..position + T` to the residual stream `[T, H]` after all layers.
     pub fn forward(&self, tokens: &Tensor, position: &Tensor) -> Result<Tensor> {
-        let mut x = tokens.embed(&self.embed_tokens)?.scale(self.embed_scale)?.labelled("embed");
-        for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&x, position)?.labelled(&format!("layers.{i}"));
+        let mut x = self.embedding.forward(tokens)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, position)?;
         }
         Ok(x)
     }
 
     /// Rows `[N, H]` of the residual stream to logits `[N, V]`.
     pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        self.head.forward(x)
+    }
+}
+
+/// Name of the embedding, which is the head too where there is no [`HEAD`].
+const EMBEDDING: &str = "embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// Tokens to the residual stream.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    table: Weight,
+    scale: f32,
+}
+
+impl Embedding {
+    pub(crate) fn new(config: &Config, store: &Store<'_>) -> Result<Self> {
+        let table = store.weight(EMBEDDING, &[config.vocab_size, config.hidden_size])?;
+        Ok(Self { table, scale: f64::from(config.hidden_size).sqrt() as f32 })
+    }
+
+    pub(crate) fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        Ok(tokens.embed(&self.table)?.scale(self.scale)?.labelled("embed"))
+    }
+}
+
+/// The residual stream to logits.
+#[derive(Debug)]
+pub(crate) struct Head {
+    norm: RmsNorm,
+    lm_head: Weight,
+    soft_cap: Option<f32>,
+}
+
+impl Head {
+    /// With the weight `tied`, or else that of [`Head::weight_name`].
+    pub(crate) fn new(config: &Config, store: &Store<'_>, tied: Option<&Weight>) -> Result<Self> {
+        let norm = RmsNorm::new(config.hidden_size, config.rms_norm_eps, &store.at("norm"))?;
+        let dims = [config.vocab_size, config.hidden_size];
+        let lm_head = match tied {
+            Some(weight) => weight.clone(),
+            None => store.weight(Self::weight_name(store), &dims)?,
+        };
+        Ok(Self { norm, lm_head, soft_cap: config.final_logit_softcapping })
+    }
+
+    /// A head in the file wins over `tie_word_embeddings`.
+    pub(crate) fn weight_name(store: &Store<'_>) -> &'static str {
+        if store.has(HEAD) { HEAD } else { EMBEDDING }
+    }
+
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let logits = self.norm.forward(x)?.labelled("norm").linear(&self.lm_head)?;
         match self.soft_cap {
             Some(cap) => logits.soft_cap(cap),
@@ -72,8 +103,11 @@ impl Model {
     }
 }
 
+/// One layer, with its key and value buffers.
 #[derive(Debug)]
-struct Layer {
+pub(crate) struct Layer {
+    /// `layers.N`.
+    label: String,
     input_layernorm: RmsNorm,
     self_attn: Attention,
     post_attention_layernorm: RmsNorm,
@@ -84,15 +118,19 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(
+    /// The layer of that number.
+    pub(crate) fn new(
         config: &Config,
-        layer: &LayerConfig,
+        number: usize,
         max_chunk: u32,
         store: &Store<'_>,
     ) -> Result<Self> {
+        let layer = &config.layers[number];
+        let store = store.at("layers").at(number);
         let norm =
             |name: &str| RmsNorm::new(config.hidden_size, config.rms_norm_eps, &store.at(name));
         Ok(Self {
+            label: format!("layers.{number}"),
             input_layernorm: norm("input_layernorm")?,
             self_attn: Attention::new(config, layer, max_chunk, &store.at("self_attn"))?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
@@ -103,12 +141,12 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, position: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, position: &Tensor) -> Result<Tensor> {
         let attended = self.self_attn.forward(&self.input_layernorm.forward(x)?, position)?;
         let x = x.add(&self.post_attention_layernorm.forward(&attended)?)?;
         let fed = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&x)?)?;
         let x = x.add(&self.post_feedforward_layernorm.forward(&fed)?)?;
-        x.scale_by(&self.layer_scalar)
+        Ok(x.scale_by(&self.layer_scalar)?.labelled(&self.label))
     }
 }
 

@@ -5,3 +5,4 @@ mod gemma4;
 
 pub use config::{Config, LayerConfig};
 pub use gemma4::Model;
+pub(crate) use gemma4::{Embedding, Head, Layer};

@@ -40,6 +40,7 @@ impl Interrupt {
 pub struct Monitor {
     bar: ProgressBar,
     verbose: bool,
+    silent: bool,
     interrupt: Interrupt,
 }
 
@@ -57,13 +58,20 @@ impl Monitor {
         ) {
             bar.set_style(style);
         }
-        Self { bar, verbose, interrupt }
+        Self { bar, verbose, silent: false, interrupt }
     }
 
     /// One that shows nothing and never stops.
     pub fn silent() -> Self {
         let bar = ProgressBar::hidden();
-        Self { bar, verbose: false, interrupt: Interrupt::default() }
+        Self { bar, verbose: false, silent: true, interrupt: Interrupt::default() }
+    }
+
+    /// Tells the user something that is no error.
+    pub fn note(&self, text: &str) {
+        if !self.silent {
+            self.bar.suspend(|| cli::note(text));
+        }
     }
 
     /// A job of so many bytes begins.

@@ -32,7 +32,7 @@ pub fn write_random_weights(
 ) -> Result<Written> {
     let layout = Layout::new(weights)?;
     let file = Pending::create(target)?;
-    file.set_length(layout.length)?;
+    file.sink().set_length(layout.length)?;
     file.write_at(&layout.header, 0)?;
     let digests = generate(weights, &layout, seed, monitor, |at, block| file.write_at(block, at))?;
     let (header, length) = (layout.header_digest(), layout.length);

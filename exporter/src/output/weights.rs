@@ -1,5 +1,6 @@
 //! Writes the weights of a checkpoint as a `.ptd` file, in one pass and in little memory.
 
+use std::ops::Range;
 use std::path::Path;
 
 use gemma4_format::encoding::Part;
@@ -7,11 +8,11 @@ use gemma4_format::ptd::Layout;
 use gemma4_format::{DType, Digest, Encoding};
 use rayon::prelude::*;
 
-use super::{Monitor, Pending};
+use super::{Monitor, Pending, Sink};
 use crate::quantize::{
     EMBEDDING, HEAD, Loss, Method, Recipe, RowQuantizer, TensorReport, Treatment, layer_of,
 };
-use crate::source::ModelSource;
+use crate::source::{ModelSource, decode_rows};
 use crate::{Error, Result};
 
 /// Bytes that are copied at a time.
@@ -64,6 +65,49 @@ impl Item {
         Ok(items)
     }
 
+    /// What became of it, with that loss if it was quantized.
+    pub(crate) fn report(&self, loss: Option<&Loss>) -> TensorReport {
+        TensorReport::new(&self.name, &self.dims, self.encoding, loss)
+    }
+
+    /// Rows of it in float32, as they will be read from the file that it is written to.
+    ///
+    /// # Errors
+    /// As [`write_weights`].
+    ///
+    /// # Panics
+    /// If it has fewer rows.
+    pub fn rows_f32(&self, checkpoint: &dyn ModelSource, rows: Range<u64>) -> Result<Vec<f32>> {
+        let Some(method) = self.method else {
+            return checkpoint.read_rows_f32(&self.source, rows);
+        };
+        let quantizer = RowQuantizer::new(&self.name, &self.dims, self.encoding, method)?;
+        let (dtype, k) = (self.source_type(checkpoint)?, self.dims[1]);
+        let stride = u64::from(k) * dtype.size();
+        let count = (rows.end - rows.start) as usize;
+        let mut source = vec![0; count * stride as usize];
+        checkpoint.read_part(&self.source, 0, rows.start * stride, &mut source)?;
+        let strides = self.encoding.parts(&self.name, &[1, k])?;
+        let strides: Vec<usize> = strides.iter().map(|part| part.bytes() as usize).collect();
+        let mut parts: Vec<Vec<u8>> = strides.iter().map(|bytes| vec![0; bytes * count]).collect();
+        let (codes, others) = parts.split_at_mut(1);
+        let block = RowBlock { quantizer: &quantizer, first: 0, source: &source, dtype, count };
+        block.quantize(&mut codes[0], others, &strides)?;
+        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        Ok(decode_rows(self.encoding, k, &parts))
+    }
+
+    /// The type of the numbers that it is quantized from.
+    fn source_type(&self, checkpoint: &dyn ModelSource) -> Result<DType> {
+        match checkpoint.weight(&self.source)?.encoding {
+            Encoding::Dense(dtype) => Ok(dtype),
+            Encoding::Quantized { .. } => {
+                let why = "it is quantized already".to_owned();
+                Err(Error::Quantize { tensor: self.name.clone(), why })
+            }
+        }
+    }
+
     /// The weight `source` under the name `name`.
     fn new(
         checkpoint: &dyn ModelSource,
@@ -113,49 +157,91 @@ pub fn write_weights(
     target: &Path,
     monitor: &Monitor,
 ) -> Result<Written> {
-    let described: Vec<_> =
-        items.iter().map(|item| (item.name.clone(), item.dims.clone(), item.encoding)).collect();
-    let layout = Layout::new(&described)?;
+    let layout = lay_out(items)?;
     let file = Pending::create(target)?;
-    file.set_length(layout.length)?;
-    file.write_at(&layout.header, 0)?;
-    monitor.begin(layout.weights.iter().flatten().map(|(part, _)| part.bytes()).sum());
+    let writer = WeightWriter { checkpoint, file: file.sink(), monitor };
+    writer.begin(&layout)?;
     let (mut digests, mut reports) = (Vec::new(), Vec::new());
     for (item, parts) in items.iter().zip(&layout.weights) {
-        monitor.weight(&item.name, &item.encoding.describe());
-        let writer = WeightWriter { checkpoint, item, parts, file: &file, monitor };
-        let (digest, loss) = match item.method {
-            None => (writer.copy()?, None),
-            Some(method) => writer.quantize(method).map(|(digest, loss)| (digest, Some(loss)))?,
-        };
+        let (digest, loss) = writer.write(item, parts)?;
         digests.push(digest);
-        reports.push(TensorReport::new(&item.name, &item.dims, item.encoding, loss.as_ref()));
+        reports.push(item.report(loss.as_ref()));
     }
     monitor.end();
     Ok(Written { file, header: layout.header_digest(), length: layout.length, digests, reports })
 }
 
-/// What is needed to write one weight.
-struct WeightWriter<'a> {
-    checkpoint: &'a dyn ModelSource,
-    item: &'a Item,
-    /// With their offsets in the file.
-    parts: &'a [(Part, u64)],
-    file: &'a Pending,
-    monitor: &'a Monitor,
+/// Where the parts of each item go.
+pub(crate) fn lay_out(items: &[Item]) -> Result<Layout> {
+    let described: Vec<_> =
+        items.iter().map(|item| (item.name.clone(), item.dims.clone(), item.encoding)).collect();
+    Ok(Layout::new(&described)?)
 }
 
+/// Writes weights, one at a time, to a file.
+pub(crate) struct WeightWriter<'a> {
+    pub(crate) checkpoint: &'a dyn ModelSource,
+    pub(crate) file: &'a Sink,
+    pub(crate) monitor: &'a Monitor,
+}
+
+/// The parts of a weight with their offsets in the file.
+type Parts = [(Part, u64)];
+
 impl WeightWriter<'_> {
-    fn copy(&self) -> Result<Digest> {
+    /// Writes the header and sets the length of the file; other bytes that it has are kept.
+    pub(crate) fn begin(&self, layout: &Layout) -> Result<()> {
+        self.file.set_length(layout.length)?;
+        self.file.write_at(&layout.header, 0)?;
+        self.monitor.begin(layout.weights.iter().flatten().map(|(part, _)| part.bytes()).sum());
+        Ok(())
+    }
+
+    /// Writes a weight; returns the digest of its bytes and, if it was quantized, its loss.
+    pub(crate) fn write(&self, item: &Item, parts: &Parts) -> Result<(Digest, Option<Loss>)> {
+        self.monitor.weight(&item.name, &item.encoding.describe());
+        match item.method {
+            None => Ok((self.copy(item, parts)?, None)),
+            Some(method) => {
+                let (digest, loss) = self.quantize(item, parts, method)?;
+                Ok((digest, Some(loss)))
+            }
+        }
+    }
+
+    /// The digest of what the file has in the place of a weight.
+    pub(crate) fn written(&self, parts: &Parts) -> Result<Digest> {
+        self.digest(
+            parts,
+            |_, place, offset, block| self.file.read_at(block, place + offset),
+            |_, _| Ok(()),
+        )
+    }
+
+    fn copy(&self, item: &Item, parts: &Parts) -> Result<Digest> {
+        let read = |index, _, offset, block: &mut [u8]| {
+            self.checkpoint.read_part(&item.source, index, offset, block)
+        };
+        self.digest(parts, read, |place, block| self.file.write_at(block, place))
+    }
+
+    /// Streams all parts from `read`, which is told their index, place, and an offset in them, to
+    /// `write`, which is told the place of the block.
+    fn digest(
+        &self,
+        parts: &Parts,
+        read: impl Fn(usize, u64, u64, &mut [u8]) -> Result<()> + Sync,
+        write: impl Fn(u64, &[u8]) -> Result<()> + Sync,
+    ) -> Result<Digest> {
         let mut hasher = blake3::Hasher::new();
-        for (index, (part, place)) in self.parts.iter().enumerate() {
+        for (index, (part, place)) in parts.iter().enumerate() {
             stream(
                 part.bytes(),
                 COPY_BLOCK,
-                |offset, block| self.checkpoint.read_part(&self.item.source, index, offset, block),
+                |offset, block| read(index, *place, offset, block),
                 |offset, block| {
                     hasher.update_rayon(block);
-                    self.file.write_at(block, place + offset)?;
+                    write(place + offset, block)?;
                     self.monitor.advance(block.len() as u64)
                 },
             )?;
@@ -165,21 +251,18 @@ impl WeightWriter<'_> {
 
     /// Codes go to the file as they are made. The digest wants scales and zero points after all
     /// codes, so those, an eighth of the bytes or less, are collected in memory.
-    fn quantize(&self, method: Method) -> Result<(Digest, Loss)> {
-        let Item { name, source, dims, encoding, .. } = self.item;
+    fn quantize(&self, item: &Item, parts: &Parts, method: Method) -> Result<(Digest, Loss)> {
+        let Item { name, source, dims, encoding, .. } = item;
         let quantizer = RowQuantizer::new(name, dims, *encoding, method)?;
-        let Encoding::Dense(dtype) = self.checkpoint.weight(source)?.encoding else {
-            let why = "it is quantized already".to_owned();
-            return Err(Error::Quantize { tensor: name.clone(), why });
-        };
+        let dtype = item.source_type(self.checkpoint)?;
         let (rows, k) = (u64::from(dims[0]), u64::from(dims[1]));
         let row_bytes = k * dtype.size();
         let block_rows = (ROW_BLOCK / k).clamp(1, rows);
         let strides: Vec<usize> =
-            self.parts.iter().map(|(part, _)| (part.bytes() / rows) as usize).collect();
+            parts.iter().map(|(part, _)| (part.bytes() / rows) as usize).collect();
         let mut codes = vec![0; block_rows as usize * strides[0]];
         let mut others: Vec<Vec<u8>> =
-            self.parts[1..].iter().map(|(part, _)| vec![0; part.bytes() as usize]).collect();
+            parts[1..].iter().map(|(part, _)| vec![0; part.bytes() as usize]).collect();
         let mut hasher = blake3::Hasher::new();
         let mut loss = Loss::default();
         stream(
@@ -193,11 +276,11 @@ impl WeightWriter<'_> {
                 let rows = RowBlock { quantizer: &quantizer, first, source: block, dtype, count };
                 loss.add(&rows.quantize(codes, &mut others, &strides)?);
                 hasher.update_rayon(codes);
-                self.file.write_at(codes, self.parts[0].1 + first * strides[0] as u64)?;
+                self.file.write_at(codes, parts[0].1 + first * strides[0] as u64)?;
                 self.monitor.advance(codes.len() as u64)
             },
         )?;
-        for (bytes, (_, place)) in others.iter().zip(&self.parts[1..]) {
+        for (bytes, (_, place)) in others.iter().zip(&parts[1..]) {
             hasher.update_rayon(bytes);
             self.file.write_at(bytes, *place)?;
             self.monitor.advance(bytes.len() as u64)?;

@@ -1,17 +1,18 @@
 //! Writes a bundle: a directory with the quantized weights and the text files of a checkpoint.
 
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use tempfile::TempDir;
-
+use super::unfinished::{Finished, Job, Unfinished};
 use super::{Recipe, TensorReport};
 use crate::checkpoint::{COMPANIONS, Checkpoint, Layout, PROVENANCE, Provenance, Refusal};
-use crate::output::{Item, Monitor, Pending, parent, persist_all, sync_dir, write_weights};
+use crate::output::{Item, Monitor, Pending, Sink, WeightWriter, lay_out, persist_all};
 use crate::{Error, Result};
+
+const PRODUCER: &str = concat!("gemma4-quantize ", env!("CARGO_PKG_VERSION"));
 
 /// The file of a bundle that holds its weights.
 const WEIGHTS: &str = "model.safetensors";
@@ -27,12 +28,14 @@ pub enum Existing {
 
 /// Quantizes `checkpoint` by `recipe` into the directory `output`.
 ///
-/// The bundle is made in a directory beside `output` and renamed when it is complete: whatever
-/// fails before, nothing is lost and nothing is left. Returns what became of each weight.
+/// The bundle is made in a directory beside `output` and renamed when it is complete. A run that
+/// ended early, killed or not, is continued without doing finished layers again, if it was of the
+/// same checkpoint, recipe and version. Returns what became of each weight.
 ///
 /// # Errors
-/// As [`write_weights`]; [`Refusal::AlreadyQuantized`]; [`Refusal::UnknownTensors`] for tensors
-/// of no language model; errors that say why `output` can't be used.
+/// As [`crate::output::write_weights`]; [`Refusal::AlreadyQuantized`]; [`Refusal::UnknownTensors`]
+/// for tensors of no language model; [`Error::OutputBusy`] and others that say why `output` can't
+/// be used.
 pub fn write_bundle(
     checkpoint: &Checkpoint,
     recipe: &Recipe,
@@ -43,29 +46,91 @@ pub fn write_bundle(
     if checkpoint.layout() != Layout::HuggingFace {
         return Err(Refusal::AlreadyQuantized.at(checkpoint.dir()));
     }
+    let names = ordered_names(checkpoint)?;
+    for pattern in recipe.idle_patterns(&names) {
+        monitor.note(&format!("the recipe has a rule for `{pattern}`, and no weight is called so"));
+    }
+    let items = Item::all(checkpoint, names, Some(recipe))?;
     check_output(output, checkpoint.dir(), existing)?;
-    let items = Item::all(checkpoint, ordered_names(checkpoint)?, Some(recipe))?;
-
-    let dir = parent(output);
-    fs::create_dir_all(dir).map_err(Error::io("create directory", dir))?;
-    let made = sibling(dir)?;
-    let written = write_weights(checkpoint, &items, &made.path().join(WEIGHTS), monitor)?;
-    let mut files = vec![written.file];
-    for name in COMPANIONS {
-        if let Some(bytes) = checkpoint.companion(name)? {
-            files.push(Pending::with_bytes(made.path().join(name), &bytes)?);
+    let mut unfinished = Unfinished::claim(output)?;
+    // Once more: what an interrupted run had moved away may be back.
+    check_output(output, checkpoint.dir(), existing)?;
+    match fill(checkpoint, recipe, &items, &mut unfinished, monitor) {
+        Ok(reports) => unfinished.install().map(|()| reports),
+        Err(error) => {
+            // Of a checkpoint that can't be quantized nothing can be continued.
+            unfinished.end_early(!matches!(error, Error::Quantize { .. }), monitor);
+            Err(error)
         }
     }
+}
+
+/// Makes everything that the bundle holds.
+fn fill(
+    checkpoint: &Checkpoint,
+    recipe: &Recipe,
+    items: &[Item],
+    unfinished: &mut Unfinished,
+    monitor: &Monitor,
+) -> Result<Vec<TensorReport>> {
+    // Read before the long work, so that what is wrong with them is known at once.
+    let mut companions = Vec::new();
+    for name in COMPANIONS {
+        companions.extend(checkpoint.companion(name)?.map(|bytes| (name, bytes)));
+    }
+    let layout = lay_out(items)?;
+    let job = Job {
+        producer: PRODUCER.to_owned(),
+        source: checkpoint.stamp(),
+        recipe: recipe.digest(),
+        layout: blake3::Hash::from_bytes(layout.header_digest()).to_hex().to_string(),
+    };
+    let mut earlier = unfinished.finished(&job, monitor);
+    let bundle = unfinished.bundle();
+    if earlier.is_empty() || !bundle.is_dir() {
+        unfinished.clear()?;
+    }
+    let file = Sink::open(bundle.join(WEIGHTS))?;
+    let writer = WeightWriter { checkpoint, file: &file, monitor };
+    writer.begin(&layout)?;
+
+    let mut weights = items.iter().zip(&layout.weights).peekable();
+    let (mut reports, mut kept) = (Vec::new(), Vec::new());
+    while let Some((finished, (item, parts))) = earlier.pop_front().zip(weights.peek().copied()) {
+        if !finished.is(&item.name, &writer.written(parts)?) {
+            break;
+        }
+        reports.push(item.report(finished.loss().as_ref()));
+        kept.push(finished);
+        weights.next();
+    }
+    if !kept.is_empty() {
+        let (done, all) = (kept.len(), items.len());
+        monitor.note(&format!("continuing an earlier run: {done} of {all} weights are done"));
+    }
+    unfinished.begin(&job, &kept)?;
+    let mut layer = Vec::new();
+    while let Some((item, parts)) = weights.next() {
+        let (digest, loss) = writer.write(item, parts)?;
+        reports.push(item.report(loss.as_ref()));
+        layer.push(Finished::new(&item.name, &digest, loss.as_ref()));
+        if weights.peek().is_none_or(|(next, _)| rank(&next.name) != rank(&item.name)) {
+            file.sync()?;
+            unfinished.add(&layer)?;
+            layer.clear();
+        }
+    }
+    monitor.end();
+
     let provenance = serde_json::json!(Provenance {
-        producer: concat!("gemma4-quantize ", env!("CARGO_PKG_VERSION")).to_owned(),
+        producer: PRODUCER.to_owned(),
         recipe: recipe.name.clone(),
         source: checkpoint.identity().to_owned(),
     });
-    let provenance = format!("{provenance:#}\n");
-    files.push(Pending::with_bytes(made.path().join(PROVENANCE), provenance.as_bytes())?);
-    persist_all(files)?;
-    install(made, output, dir)?;
-    Ok(written.reports)
+    companions.push((PROVENANCE, format!("{provenance:#}\n").into_bytes()));
+    let pending = |(name, bytes): &(&str, Vec<u8>)| Pending::with_bytes(bundle.join(name), bytes);
+    persist_all(companions.iter().map(pending).collect::<Result<Vec<_>>>()?)?;
+    Ok(reports)
 }
 
 /// Refuses an output directory whose contents would be lost.
@@ -95,35 +160,6 @@ fn check_output(output: &Path, source: &Path, existing: Existing) -> Result<()> 
         }
     }
     Ok(())
-}
-
-/// A temporary directory beside the output, on the same file system.
-fn sibling(dir: &Path) -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix(".gemma4-")
-        .suffix(".tmp")
-        .permissions(Permissions::from_mode(0o777))
-        .tempdir_in(dir)
-        .map_err(Error::io("create a directory in", dir))
-}
-
-/// Gives the finished directory its name, in place of what has it.
-fn install(made: TempDir, output: &Path, dir: &Path) -> Result<()> {
-    let replaced = sibling(dir)?;
-    let had_one = match fs::rename(output, replaced.path()) {
-        Ok(()) => true,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => false,
-        Err(e) => return Err(Error::io("replace", output)(e)),
-    };
-    if let Err(e) = fs::rename(made.path(), output) {
-        if had_one {
-            fs::rename(replaced.path(), output).map_err(Error::io("restore", output))?;
-        }
-        return Err(Error::io("create", output)(e));
-    }
-    // It is no longer there under the name that dropping it would remove.
-    let _ = made.keep();
-    sync_dir(dir)
 }
 
 /// The names of all weights in the order in which a model uses them.

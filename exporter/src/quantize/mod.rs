@@ -5,11 +5,13 @@ mod bundle;
 mod hqq;
 mod min_max;
 mod recipe;
+mod recipe_file;
 mod report;
 mod row;
+mod unfinished;
 
 pub use bundle::{Existing, write_bundle};
 pub use recipe::{Codes, Group, Layers, Method, Recipe, Rule, Treatment};
 pub(crate) use recipe::{EMBEDDING, HEAD, layer_of};
-pub use report::{Loss, TensorReport, json, table};
+pub use report::{ClassReport, Loss, TensorReport, classes, json, summary, table};
 pub(crate) use row::RowQuantizer;

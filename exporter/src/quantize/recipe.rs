@@ -1,8 +1,11 @@
 //! Recipes: ordered rules from the name of a weight to its encoding.
 
-use gemma4_format::encoding::ZeroType;
-use gemma4_format::{DType, Encoding, Offset};
+use std::path::Path;
 
+use gemma4_format::{DType, Encoding, Offset};
+use serde::Serialize;
+
+use super::recipe_file;
 use crate::{Error, Result};
 
 /// The embedding, which a tied head reads too.
@@ -12,7 +15,7 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// A named list of rules. The first rule whose pattern matches a weight's name decides; a weight
 /// that none matches is kept as it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Recipe {
     /// Name, for messages and for the files made with it.
     pub name: String,
@@ -23,7 +26,7 @@ pub struct Recipe {
 }
 
 /// What happens to the weights of some names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rule {
     /// Canonical name of a weight; `*` stands for any characters, none included.
     pub pattern: String,
@@ -34,16 +37,18 @@ pub struct Rule {
 }
 
 /// The layers that a rule is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Layers {
     /// All of them, and what lies in none.
     All,
     /// The first quarter and the last, each rounded down.
-    Edge,
+    Edges,
+    /// Those from a first to a last one, both included.
+    Ranges(Vec<(u32, u32)>),
 }
 
 /// What happens to a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Treatment {
     /// It is stored as the checkpoint has it.
     Keep,
@@ -52,7 +57,7 @@ pub enum Treatment {
 }
 
 /// An encoding whose group may depend on the weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Codes {
     /// Bits of a code.
     pub bits: u8,
@@ -65,7 +70,7 @@ pub struct Codes {
 }
 
 /// Which codes share a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Group {
     /// So many along the last dimension.
     Size(u32),
@@ -74,7 +79,7 @@ pub enum Group {
 }
 
 /// How scales, zero points and codes are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Method {
     /// The range of codes spans the range of the group's values, zero included.
     MinMax,
@@ -82,82 +87,83 @@ pub enum Method {
     HalfQuadratic,
 }
 
-/// INT8 with one scale a row.
-const INT8_ROW: Codes =
-    Codes { bits: 8, group: Group::Row, scale: DType::BF16, offset: Offset::Symmetric };
-
-/// INT4 in groups of 32 with a whole zero point in a nibble.
-const INT4: Codes = Codes {
-    bits: 4,
-    group: Group::Size(32),
-    scale: DType::BF16,
-    offset: Offset::Zero(ZeroType::Nibble),
-};
-
-/// INT4 in groups of 32 with a fractional zero point.
-const INT4_FRACTION: Codes = Codes { offset: Offset::Zero(ZeroType::BF16), ..INT4 };
+/// Name and text of the built-in recipes.
+const BUILT_IN: [(&str, &str); 4] = [
+    ("default", include_str!("../../recipes/default.toml")),
+    ("hqq", include_str!("../../recipes/hqq.toml")),
+    ("torchao-default", include_str!("../../recipes/torchao-default.toml")),
+    ("torchao-sensitive", include_str!("../../recipes/torchao-sensitive.toml")),
+];
 
 impl Recipe {
-    /// Names of the built-in recipes.
-    pub const NAMES: [&str; 4] = ["default", "hqq", "torchao-default", "torchao-sensitive"];
+    /// The recipe that an argument means: a file if it ends in `.toml`, else a built-in one.
+    ///
+    /// # Errors
+    /// [`Error::Recipe`] with the line of the file, [`Error::UnknownRecipe`], or an error of the
+    /// file system.
+    pub fn open(argument: &str) -> Result<Self> {
+        if !argument.ends_with(".toml") {
+            return Self::named(argument);
+        }
+        let path = Path::new(argument);
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        recipe_file::parse(path, &text)
+    }
 
     /// The built-in recipe of that name.
     ///
-    /// All leave norms and scalars as they are and have projections in INT4 in groups of 32:
-    ///
-    /// | name | projections | embedding | head |
-    /// |---|---|---|---|
-    /// | `default` | min-max | INT8, a scale a row | the embedding, or its own in INT8 |
-    /// | `hqq` | HQQ | as it is | as it is |
-    /// | `torchao-default` | min-max | INT8, a scale a row | INT4 of its own, min-max |
-    /// | `torchao-sensitive` | HQQ; v_proj and down_proj of the edge layers INT8 in groups of 32 | INT8, a scale a row | INT4 of its own, HQQ |
+    /// # Errors
+    /// [`Error::UnknownRecipe`].
     pub fn named(name: &str) -> Result<Self> {
-        let min_max = |codes| Treatment::Quantize(codes, Method::MinMax);
-        let hqq = Treatment::Quantize(INT4_FRACTION, Method::HalfQuadratic);
-        let embedding = Rule::new(EMBEDDING, min_max(INT8_ROW));
-        let head = |treatment| Rule::new(HEAD, treatment);
-        let projections = |treatment| Rule::new("layers.*_proj.weight", treatment);
-        let edge = |pattern| Rule {
-            layers: Layers::Edge,
-            ..Rule::new(pattern, min_max(Codes { group: Group::Size(32), ..INT8_ROW }))
-        };
-        let (untie_head, rules) = match name {
-            "default" => {
-                (false, vec![embedding, head(min_max(INT8_ROW)), projections(min_max(INT4))])
-            }
-            "hqq" => (false, vec![projections(hqq)]),
-            "torchao-default" => {
-                (true, vec![embedding, head(min_max(INT4)), projections(min_max(INT4))])
-            }
-            "torchao-sensitive" => {
-                let [v, down] = ["layers.*.v_proj.weight", "layers.*.down_proj.weight"].map(edge);
-                (true, vec![embedding, head(hqq), v, down, projections(hqq)])
-            }
-            _ => {
-                let known = Self::NAMES.join(", ");
-                return Err(Error::UnknownRecipe { name: name.to_owned(), known });
-            }
-        };
-        Ok(Self { name: name.to_owned(), rules, untie_head })
+        recipe_file::parse(Path::new(name), Self::text(name)?)
+    }
+
+    /// The text of a built-in recipe, in the form of a user's own file.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRecipe`].
+    pub fn text(name: &str) -> Result<&'static str> {
+        let found = BUILT_IN.iter().find(|(known, _)| *known == name);
+        found.map(|(_, text)| *text).ok_or_else(|| {
+            let known = Self::names().collect::<Vec<_>>().join(", ");
+            Error::UnknownRecipe { name: name.to_owned(), known }
+        })
+    }
+
+    /// Names of the built-in recipes.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        BUILT_IN.iter().map(|(name, _)| *name)
+    }
+
+    /// Patterns of rules that are for no weight of these names, which may be misspelt. A head of
+    /// its own is always one that a model may have.
+    pub fn idle_patterns(&self, names: &[&str]) -> impl Iterator<Item = &str> {
+        let patterns = self.rules.iter().map(|rule| rule.pattern.as_str());
+        patterns.filter(move |pattern| {
+            !matches(pattern, HEAD) && !names.iter().any(|name| matches(pattern, name))
+        })
+    }
+
+    /// BLAKE3, in hex, of all that it says.
+    pub fn digest(&self) -> String {
+        // Plain data always have a JSON form.
+        let text = serde_json::to_string(self).unwrap_or_default();
+        blake3::hash(text.as_bytes()).to_hex().to_string()
     }
 
     /// What happens to the weight of that name in a model of so many layers.
     pub fn treatment(&self, name: &str, layers: u32) -> Treatment {
         let rule = self.rules.iter().find(|rule| {
             matches(&rule.pattern, name)
-                && match rule.layers {
+                && match &rule.layers {
                     Layers::All => true,
-                    Layers::Edge => is_edge(name, layers),
+                    Layers::Edges => is_edge(name, layers),
+                    Layers::Ranges(ranges) => layer_of(name).is_some_and(|layer| {
+                        ranges.iter().any(|(first, last)| (*first..=*last).contains(&layer))
+                    }),
                 }
         });
         rule.map_or(Treatment::Keep, |rule| rule.treatment)
-    }
-}
-
-impl Rule {
-    /// For the weights of every layer.
-    pub fn new(pattern: &str, treatment: Treatment) -> Self {
-        Self { pattern: pattern.to_owned(), layers: Layers::All, treatment }
     }
 }
 

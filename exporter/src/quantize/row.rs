@@ -48,8 +48,8 @@ impl RowQuantizer {
             )));
         }
         encoding.parts(tensor, dims)?;
-        if !matches!(bits, 4 | 8) || !matches!(scale, DType::BF16 | DType::F32) {
-            return Err(refuse("codes are made with 4 or 8 bits and with BF16 or F32 scales"));
+        if !matches!(bits, 4 | 6 | 8) || !matches!(scale, DType::BF16 | DType::F32) {
+            return Err(refuse("codes are made with 4, 6 or 8 bits and with BF16 or F32 scales"));
         }
         if matches!(offset, Offset::Minimum(_)) {
             return Err(refuse("codes are made with zero points, not minimums"));
@@ -88,8 +88,10 @@ impl RowQuantizer {
         let mut loss = Loss::default();
         let symmetric = self.offset == Offset::Symmetric;
         let groups = values.chunks_exact(self.group).zip(codes.chunks_exact_mut(self.group));
-        // Two zero points may share a byte, of which both halves are set with `|=`.
+        // Codes and zero points that share a byte are set with `|=`.
         parts.iter_mut().for_each(|part| part.fill(0));
+        // Codes of 6 bits have a part of their own for the two high ones.
+        let scales = if self.bits == 6 { 2 } else { 1 };
         for (at, (values, codes)) in groups.enumerate() {
             let range = min_max::choose(values, self.bits, symmetric, self.scale);
             if !range.scale.is_finite() {
@@ -105,16 +107,21 @@ impl RowQuantizer {
                 }
             };
             loss.add(&Loss::of_codes(values, codes, parameters.zero, parameters.scale));
-            write_float(self.scale, parts[1], at, parameters.scale);
+            write_float(self.scale, parts[scales], at, parameters.scale);
             if let Offset::Zero(zero) = self.offset {
-                write_zero(zero, parts[2], at, parameters.zero);
+                write_zero(zero, parts[scales + 1], at, parameters.zero);
             }
         }
         if self.bits == 8 {
             parts[0].copy_from_slice(codes);
         } else {
             for (pair, byte) in codes.chunks(2).zip(parts[0].iter_mut()) {
-                *byte = pair[0] | pair.get(1).copied().unwrap_or(0) << 4;
+                *byte = pair[0] & 15 | (pair.get(1).copied().unwrap_or(0) & 15) << 4;
+            }
+        }
+        if self.bits == 6 {
+            for (four, byte) in codes.chunks(4).zip(parts[1].iter_mut()) {
+                *byte = four.iter().rev().fold(0, |byte, code| byte << 2 | code >> 4);
             }
         }
         Ok(loss)

@@ -49,7 +49,7 @@ impl EagerCall {
 }
 
 /// Computes one operation; operands are shaped as [`Op::infer`] demands.
-pub(super) fn eval(op: &Op, args: &[&Numbers]) -> Result<Option<Numbers>> {
+pub(crate) fn eval(op: &Op, args: &[&Numbers]) -> Result<Option<Numbers>> {
     let result = match (op, args) {
         (Op::Embed, [tokens, table]) => table.index_select(tokens, 0)?,
         (Op::Advance, [tokens, position]) => {

@@ -19,6 +19,7 @@ use gemma4_format::{ArgFact, Dim, Fact, Op, Operand};
 use thiserror::Error;
 
 pub use eager::EagerCall;
+pub(crate) use eager::eval;
 pub use store::{Store, WeightSpec};
 pub use tape::{Tables, Tape};
 

@@ -34,9 +34,9 @@ fn it_writes_a_bundle_and_a_report() {
     let done = run(dir.path(), &arguments);
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
     assert_eq!(text(&done.stdout), "");
-    let table = text(&done.stderr);
-    assert!(table.contains("layers.1.mlp.up_proj.weight"), "{table}");
-    assert!(table.contains("5 weights quantized, 5 kept"), "{table}");
+    let summary = text(&done.stderr);
+    assert!(!summary.contains("layers.1.mlp.up_proj.weight"), "{summary}");
+    assert!(summary.contains("5 weights quantized, 5 kept"), "{summary}");
     let report = fs::read(dir.path().join("r.json")).unwrap();
     let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
     assert_eq!(report["recipe"], "default");
@@ -48,6 +48,25 @@ fn it_writes_a_bundle_and_a_report() {
     );
     assert!(embed["snr_db"].as_f64().unwrap() > 40.0);
     assert_eq!(report["weights"][1]["snr_db"], serde_json::Value::Null);
+    let classes = report["classes"].as_array().unwrap();
+    let names: Vec<_> = classes.iter().map(|class| class["class"].as_str().unwrap()).collect();
+    assert_eq!(names, ["up", "down", "embedding", "other"]);
+    let losses = |key: &str, end: &str| -> Vec<f64> {
+        let weights = report["weights"].as_array().unwrap().iter();
+        let members = weights.filter(|w| w["name"].as_str().unwrap().ends_with(end));
+        members.map(|w| w[key].as_f64().unwrap()).collect()
+    };
+    assert_eq!(classes[0]["weights"], 2);
+    let snr = classes[0]["snr_db"].as_f64().unwrap();
+    let each = losses("snr_db", "up_proj.weight");
+    assert!(snr > each[0].min(each[1]) && snr < each[0].max(each[1]), "{snr} of {each:?}");
+    let worst = losses("max_error", "up_proj.weight").into_iter().fold(0.0, f64::max);
+    assert_eq!(classes[0]["max_error"].as_f64().unwrap(), worst);
+    assert_eq!(classes[3]["max_error"], serde_json::Value::Null);
+
+    let verbose = run(dir.path(), &[&arguments[..], &["--overwrite", "--verbose"]].concat());
+    let table = text(&verbose.stderr);
+    assert!(table.contains("layers.1.mlp.up_proj.weight  "), "{table}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fs;
 
 use crate::support::*;
 use gemma4_exporter::checkpoint::{Checkpoint, Layout};
+use gemma4_exporter::source::ModelSource;
 use gemma4_format::{DType, Encoding};
 use safetensors::Dtype;
 use serde_json::json;

@@ -9,6 +9,7 @@ use gemma4_exporter::Error;
 use gemma4_exporter::checkpoint::{Checkpoint, Layout, Refusal};
 use gemma4_exporter::output::Monitor;
 use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_exporter::source::ModelSource;
 use gemma4_format::encoding::ZeroType;
 use gemma4_format::{DType, Encoding, Offset};
 use safetensors::{Dtype, SafeTensors};
@@ -198,6 +199,47 @@ fn every_class_is_read_exactly() {
         (NORM, Encoding::Dense(DType::BF16)),
     ] {
         assert_eq!(checkpoint.weight(name).unwrap().encoding, encoding, "{name}");
+    }
+}
+
+/// Min-max makes whole zero points. Five groups end in the middle of a byte.
+#[test]
+fn whole_zero_points_take_a_nibble_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bundle = Bundle::new();
+    let name = "layers.1.mlp.up_proj.weight";
+    bundle.int4(name, [6, 160], 32);
+    let zero = part_name(name, "zero_point");
+    *bundle.tensor(&zero) = Tensor::bf16(&zero, &[5, 6], (0..30).map(|at| (at * 7 % 16) as f32));
+    bundle.write(dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    bundle.assert_same_values(&checkpoint);
+    let zero_type = |name: &str| match checkpoint.weight(name).unwrap().encoding {
+        Encoding::Quantized { offset: Offset::Zero(zero), .. } => zero,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((zero_type(name), zero_type(INT4)), (ZeroType::Nibble, ZeroType::BF16));
+    let read = |offset: usize, length: usize| {
+        let mut bytes = vec![0; length];
+        checkpoint.read_part(name, 2, offset as u64, &mut bytes).unwrap();
+        bytes
+    };
+    let whole = read(0, 18);
+    for offset in 0..18 {
+        for end in offset..=18 {
+            assert_eq!(read(offset, end - offset), whole[offset..end], "{offset}..{end}");
+        }
+    }
+
+    for odd in [16.0, -1.0, 0.5, f32::NAN] {
+        let zeros = (0..30).map(|at| if at == 17 { odd } else { 3.0 });
+        *bundle.tensor(&zero) = Tensor::bf16(&zero, &[5, 6], zeros);
+        bundle.write(dir.path());
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let Encoding::Quantized { offset, .. } = checkpoint.weight(name).unwrap().encoding else {
+            panic!()
+        };
+        assert_eq!(offset, Offset::Zero(ZeroType::BF16), "{odd}");
     }
 }
 

@@ -7,6 +7,7 @@ use crate::support::{Tensor, config, write_checkpoint};
 use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::output::Monitor;
 use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_exporter::source::ModelSource;
 use gemma4_format::{DType, Encoding};
 use safetensors::SafeTensors;
 
@@ -95,6 +96,7 @@ fn a_whole_checkpoint_has_the_same_codes_scales_and_zero_points() {
     let source = fixtures.join("ckpt/tiny-31b");
     let recipe = Recipe::named("torchao-default").unwrap();
     let bundle = quantize(&source, &dir.path().join("out"), &recipe);
+    let read = Checkpoint::open(fixtures.join("ckpt/tiny-31b-torchao-default")).unwrap();
 
     let mut compared = 0;
     for name in bundle.names() {
@@ -113,6 +115,11 @@ fn a_whole_checkpoint_has_the_same_codes_scales_and_zero_points() {
             assert_eq!(part(&bundle, name, 0), stored[name], "{name}");
         }
         compared += 1;
+        // Read as a bundle, theirs is ours.
+        assert_eq!(read.weight(name).unwrap(), bundle.weight(name).unwrap(), "{name}");
+        let parts = bundle.weight(name).unwrap().encoding;
+        let parts = parts.parts(name, &bundle.weight(name).unwrap().dims).unwrap().len();
+        (0..parts).for_each(|at| assert!(part(&read, name, at) == part(&bundle, name, at)));
     }
     assert_eq!(compared, 113, "all weights that torchao's bundle has");
 }

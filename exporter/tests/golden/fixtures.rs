@@ -8,6 +8,7 @@ use gemma4_exporter::export::{Options, export};
 use gemma4_exporter::model::Config;
 use gemma4_exporter::output::Monitor;
 use gemma4_exporter::reference::Reference;
+use gemma4_exporter::source::ModelSource;
 use gemma4_exporter::trace::WeightSpec;
 use gemma4_runtime::cpu::Cpu;
 use gemma4_runtime::{LoadedProgram, Session, SessionOptions};

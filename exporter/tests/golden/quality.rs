@@ -44,29 +44,45 @@ fn divergence(p: &[Vec<f64>], q: &[Vec<f64>]) -> f64 {
     p.iter().zip(q).map(|(p, q)| row(p, q)).sum::<f64>() / p.len() as f64
 }
 
+/// tiny-chat in bf16, and what it says of the texts.
+struct Exact {
+    checkpoint: Checkpoint,
+    texts: Vec<Vec<u32>>,
+    rows: Vec<Vec<f64>>,
+}
+
+impl Exact {
+    /// `None`, with a line that says so, without the fixtures.
+    fn new(test: &str) -> Option<Self> {
+        let Some(fixtures) = std::env::var_os("GEMMA4_FIXTURES").map(PathBuf::from) else {
+            eprintln!("not run: {test} needs GEMMA4_FIXTURES");
+            return None;
+        };
+        let checkpoint = Checkpoint::open(fixtures.join("ckpt/tiny-chat")).unwrap();
+        let golden = json("fixtures/golden/tiny-chat/golden.json");
+        let texts = golden["text"].as_array().unwrap().iter();
+        let texts: Vec<Vec<u32>> = texts
+            .map(|text| [ids(&text["prompt_ids"]), ids(&text["output_ids"])].concat())
+            .collect();
+        assert!(texts.iter().map(Vec::len).sum::<usize>() > 700);
+        let rows = log_probabilities(&checkpoint, None, &texts);
+        Some(Self { checkpoint, texts, rows })
+    }
+
+    /// The divergence that a recipe causes.
+    fn measure(&self, recipe: Recipe) -> f64 {
+        let name = recipe.name.clone();
+        let rows = log_probabilities(&self.checkpoint, Some(recipe), &self.texts);
+        let kl = divergence(&self.rows, &rows);
+        eprintln!("{name}: KL to bf16 {kl:.4}");
+        kl
+    }
+}
+
 /// The same weights in the same bits, chosen with and without a search for the zero point.
 #[test]
 fn hqq_is_nearer_to_bf16_than_min_max() {
-    let Some(fixtures) = std::env::var_os("GEMMA4_FIXTURES").map(PathBuf::from) else {
-        eprintln!("not run: hqq_is_nearer_to_bf16_than_min_max needs GEMMA4_FIXTURES");
-        return;
-    };
-    let checkpoint = Checkpoint::open(fixtures.join("ckpt/tiny-chat")).unwrap();
-    let golden = json("fixtures/golden/tiny-chat/golden.json");
-    let texts: Vec<Vec<u32>> = golden["text"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|text| [ids(&text["prompt_ids"]), ids(&text["output_ids"])].concat())
-        .collect();
-    assert!(texts.iter().map(Vec::len).sum::<usize>() > 700);
-    let exact = log_probabilities(&checkpoint, None, &texts);
-    let measure = |recipe: Recipe| {
-        let name = recipe.name.clone();
-        let kl = divergence(&exact, &log_probabilities(&checkpoint, Some(recipe), &texts));
-        eprintln!("{name}: KL to bf16 {kl:.4}");
-        kl
-    };
+    let Some(exact) = Exact::new("hqq_is_nearer_to_bf16_than_min_max") else { return };
     let hqq = Recipe::named("hqq").unwrap();
     let mut min_max = Recipe { name: "hqq's weights by min-max".to_owned(), ..hqq.clone() };
     for rule in &mut min_max.rules {
@@ -75,8 +91,29 @@ fn hqq_is_nearer_to_bf16_than_min_max() {
             rule.treatment = Treatment::Quantize(codes, Method::MinMax);
         }
     }
-    assert!(measure(hqq) < measure(min_max));
-    let named = |name| measure(Recipe::named(name).unwrap());
+    assert!(exact.measure(hqq) < exact.measure(min_max));
+    let named = |name| exact.measure(Recipe::named(name).unwrap());
     assert!(named("torchao-sensitive") < named("torchao-default"));
-    named("default");
+}
+
+/// The default recipe, changed as a user would change it.
+#[test]
+fn smaller_groups_and_more_bits_are_nearer_to_bf16() {
+    let Some(exact) = Exact::new("smaller_groups_and_more_bits_are_nearer_to_bf16") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let changed = |name: &str, from: &str, to: &str| {
+        let path = dir.path().join(format!("{name}.toml"));
+        let text = Recipe::text("default").unwrap().replace("name = \"default\"", "");
+        std::fs::write(&path, text.replace(from, to)).unwrap();
+        exact.measure(Recipe::open(path.to_str().unwrap()).unwrap())
+    };
+    let default = changed("default", "", "");
+    let groups =
+        [changed("groups of 64", "= 32", "= 64"), changed("groups of 128", "= 32", "= 128")];
+    assert!(default < groups[0] && groups[0] < groups[1]);
+    let six = changed("embedding in INT6", "bits = 8", "bits = 6");
+    let four = changed("embedding in INT4", "bits = 8\ngroup = \"row\"", "bits = 4\ngroup = 32");
+    assert!(default < four);
+    let eight = changed("projections in INT8", "bits = 4", "bits = 8");
+    assert!(eight < 0.05 * default && six < 2.0 * default, "{eight} {six}");
 }
