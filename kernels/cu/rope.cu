@@ -10,10 +10,13 @@
 #include "session.cuh"
 
 constexpr int HALF = D / 2;
-constexpr int PAIRS = ceil_div(HALF, int(WARP));  // of a lane
+constexpr int VECTOR = HALF % 4 == 0 ? 4 : 1;  // columns that a lane reads at a time
+constexpr int VECTORS = ceil_div(HALF / VECTOR, int(WARP));
+constexpr int PAIRS = VECTORS * VECTOR;  // of a lane
 constexpr int COLUMNS = (Q_HEADS + KV_HEADS * (SHARED_KV ? 1 : 2)) * D;
 
-__constant__ float frequency[ROTATED] = {FREQUENCIES};
+// Not in constant memory: there, lanes that read different words wait for one another.
+__device__ const float frequency[ROTATED] = {FREQUENCIES};
 
 struct Turn {
     float cosine, sine;
@@ -36,12 +39,41 @@ __device__ __forceinline__ Turn turn(float angle) {
     return quadrant & 2 ? Turn{-cosine, -sine} : Turn{cosine, sine};
 }
 
+// Pair i of a lane: lanes take VECTOR columns each, in turns.
+__device__ __forceinline__ u32 column_of(int i, u32 lane) { return (lane + i / VECTOR * WARP) * VECTOR + i % VECTOR; }
+
 // The multiplier that norms a head; `v` holds pairs (i, i + HALF) of this lane.
 __device__ __forceinline__ float inverse_rms(const float (&v)[PAIRS][2], float eps) {
     float square = 0.0f;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) square += v[i][0] * v[i][0] + v[i][1] * v[i][1];
     return rsqrtf(warp_sum(square) / D + eps);
+}
+
+// Writes a head's pairs to its columns, VECTOR at a time.
+__device__ __forceinline__ void store(float* to, const float (&v)[PAIRS][2], u32 lane) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; i += VECTOR)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 column = column_of(i, lane);
+            if (column >= HALF) continue;
+            float* at = to + column + h * HALF;
+            if constexpr (VECTOR == 4) *(float4*)at = {v[i][h], v[i + 1][h], v[i + 2][h], v[i + 3][h]};
+            else *at = v[i][h];
+        }
+}
+__device__ __forceinline__ void store(u16* to, const float (&v)[PAIRS][2], u32 lane) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; i += VECTOR)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 column = column_of(i, lane);
+            if (column >= HALF) continue;
+            u16* at = to + column + h * HALF;
+            if constexpr (VECTOR == 4) *(uint2*)at = {bf16_pair(v[i][h], v[i + 1][h]), bf16_pair(v[i + 2][h], v[i + 3][h])};
+            else *at = bf16_round(v[i][h]);
+        }
 }
 
 // qkv [SPLITS, T, COLUMNS] float32; q [T, Q_HEADS, D] float32; K and V rows [ring, KV_HEADS, D] bfloat16
@@ -55,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(128)
     u16* key_rows = session_memory<u16>(table, keys);
     u16* value_rows = session_memory<u16>(table, values);
     const bool is_q = head < Q_HEADS, is_k = !is_q && head < Q_HEADS + KV_HEADS;
-    const auto column = [&](int i) { return lane + i * WARP; };
-    const auto inside = [&](int i) { return HALF % WARP == 0 || column(i) < HALF; };
+    const auto column = [&](int i) { return column_of(i, lane); };
+    const auto inside = [&](int i) { return column(i) < HALF; };
     float weight[PAIRS][2];
 #pragma unroll
     for (int i = 0; i < PAIRS; i++)
@@ -65,16 +97,22 @@ extern "C" __global__ void __launch_bounds__(128)
     wait_for_predecessor();
     if (head * D >= COLUMNS) return;
 
-    float raw[PAIRS][2];
+    float raw[PAIRS][2] = {};
 #pragma unroll
-    for (int i = 0; i < PAIRS; i++)
+    for (int i = 0; i < PAIRS; i += VECTOR)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            raw[i][h] = 0.0f;
             if (!inside(i)) continue;
 #pragma unroll
-            for (int split = 0; split < SPLITS; split++)
-                raw[i][h] += qkv[(u64(split) * rows + row) * COLUMNS + head * D + column(i) + h * HALF];
+            for (int split = 0; split < SPLITS; split++) {
+                const float* from = qkv + (u64(split) * rows + row) * COLUMNS + head * D + column(i) + h * HALF;
+                if constexpr (VECTOR == 4) {
+                    const float4 v = *(const float4*)from;
+                    raw[i][h] += v.x, raw[i + 1][h] += v.y, raw[i + 2][h] += v.z, raw[i + 3][h] += v.w;
+                } else {
+                    raw[i][h] += *from;
+                }
+            }
         }
     const float inverse = inverse_rms(raw, eps);
     const u32 position = words[STATE_POSITION] + row;
@@ -82,16 +120,14 @@ extern "C" __global__ void __launch_bounds__(128)
     const u64 slot = u64(position % ring) * (KV_HEADS * D);
 
     if (!is_q && (!is_k || SHARED_KV) && !stopped) {
-        u16* out = value_rows + slot + (head - Q_HEADS) % KV_HEADS * D;
+        float v[PAIRS][2];
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++)
-            for (int h = 0; h < 2; h++)
-                if (inside(i)) out[column(i) + h * HALF] = bf16_round(raw[i][h] * inverse);
+        for (int i = 0; i < PAIRS; i++) v[i][0] = raw[i][0] * inverse, v[i][1] = raw[i][1] * inverse;
+        store(value_rows + slot + (head - Q_HEADS) % KV_HEADS * D, v, lane);
     }
     if (!is_q && !is_k) return;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-        if (!inside(i)) continue;
         float a = raw[i][0] * inverse * weight[i][0], b = raw[i][1] * inverse * weight[i][1];
         if (column(i) < ROTATED) {
             const Turn by = turn(float(position) * frequency[column(i)]);
@@ -99,14 +135,8 @@ extern "C" __global__ void __launch_bounds__(128)
             b = b * by.cosine + a * by.sine;
             a = rotated;
         }
-        if (is_q) {
-            float* out = q + (u64(row) * Q_HEADS + head) * D + column(i);
-            out[0] = a;
-            out[HALF] = b;
-        } else if (!stopped) {
-            u16* out = key_rows + slot + (head - Q_HEADS) * D + column(i);
-            out[0] = bf16_round(a);
-            out[HALF] = bf16_round(b);
-        }
+        raw[i][0] = a, raw[i][1] = b;
     }
+    if (is_q) store(q + (u64(row) * Q_HEADS + head) * D, raw, lane);
+    else if (!stopped) store(key_rows + slot + (head - Q_HEADS) * D, raw, lane);
 }
