@@ -214,7 +214,7 @@ fn texts(bundle: &Bundle, model: Model) -> anyhow::Result<Vec<Passage>> {
         let prompt = tokens.len();
         tokens.extend(answer);
         let number = |value: &Value| value.as_f64().context("no distance of bfloat16");
-        let (max, mean) = (MAX_SHARE * number(max)? as f32, number(mean)? as f32);
+        let (max, mean) = (MAX_SHARE * number(max)? as f32, number(mean)?);
         let bound = Bound { max, mean, kl: f64::INFINITY };
         Ok(Passage { name, tokens, prompt, rows: Vec::new(), bound })
     };

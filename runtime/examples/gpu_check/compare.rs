@@ -12,7 +12,7 @@ pub(crate) struct Bound {
     /// Of any logit.
     pub(crate) max: f32,
     /// Of all logits on average.
-    pub(crate) mean: f32,
+    pub(crate) mean: f64,
     /// Mean Kullback–Leibler divergence of a row, in nats.
     pub(crate) kl: f64,
 }
@@ -88,7 +88,7 @@ impl Difference {
             bound.kl
         );
         ensure!(broken == 0, "{broken} rows hold logits that are no numbers; {found}");
-        let near = max <= bound.max && self.mean() <= f64::from(bound.mean);
+        let near = max <= bound.max && self.mean() <= bound.mean;
         ensure!(near && self.kl() <= bound.kl, "too far: {found}");
         ensure!(wrong == 0, "{wrong} rows choose another token than a decisive one; {found}");
         Ok(found)

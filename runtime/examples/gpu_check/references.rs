@@ -43,7 +43,7 @@ impl References {
             distances[key].as_f64().with_context(missing)
         };
         let max = MAX_SHARE * number("max")?;
-        Ok(Bound { max: max as f32, mean: number("mean")? as f32, kl: number("kl")? })
+        Ok(Bound { max: max as f32, mean: number("mean")?, kl: number("kl")? })
     }
 
     /// Compares the float32 rows that devices are held to with those of transformers.
