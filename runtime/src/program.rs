@@ -97,7 +97,8 @@ impl WeightFile {
     /// against the program; the weights' bytes are not read (see [`WeightFile::verify`]).
     ///
     /// The file must not be changed while it is mapped: bytes that are written meanwhile may
-    /// change results, and if it is made shorter, reading it ends the process with SIGBUS.
+    /// change results, and if it is made shorter, reading it raises SIGBUS, which the commands turn
+    /// into a sentence.
     pub fn map(path: &Path, program: &Program) -> Result<Self> {
         let (mut file, length) = open_file(path)?;
         let fail = |source| Error::format(path, source);
