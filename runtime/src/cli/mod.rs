@@ -15,6 +15,7 @@ pub use arguments::{Expected, Files, Placement, hex};
 pub use interrupt::Interrupt;
 pub use progress::Progress;
 
+use crate::text::TextError;
 use crate::{Error, ExitClass};
 
 /// Exit code after Ctrl-C.
@@ -48,7 +49,8 @@ fn exit_class(error: &anyhow::Error) -> ExitClass {
         if cause.is::<Usage>() {
             return ExitClass::Usage;
         }
-        if cause.downcast_ref::<io::Error>().is_some_and(is_lack_of_memory) {
+        let no_thread = matches!(cause.downcast_ref(), Some(TextError::NoThread { .. }));
+        if no_thread || cause.downcast_ref::<io::Error>().is_some_and(is_lack_of_memory) {
             return ExitClass::Resources;
         }
     }

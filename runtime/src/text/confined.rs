@@ -1,5 +1,6 @@
 //! Runs interpreters of foreign files where they can do no harm.
 
+use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,9 +27,12 @@ pub(super) enum Stopped {
     /// A bound was reached; says which.
     #[error("stopped after {0}")]
     Bound(String),
-    /// The work panicked, or no thread could be started.
-    #[error("{0}")]
-    Failed(String),
+    /// The work panicked.
+    #[error("its interpreter panicked")]
+    Panicked,
+    /// No thread could be started.
+    #[error("no thread with {stack} bytes of stack: {source}")]
+    NoThread { stack: usize, source: io::Error },
 }
 
 /// Does some work on a thread of its own, within bounds.
@@ -57,15 +61,12 @@ pub(super) fn confined<T: Send + 'static>(
             // Nobody waits any more after a bound was reached.
             let _ = sender.send(done);
         })
-        .map_err(|error| {
-            let bytes = bounds.stack;
-            Stopped::Failed(format!("no thread with {bytes} bytes of stack: {error}"))
-        })?;
+        .map_err(|source| Stopped::NoThread { stack: bounds.stack, source })?;
     loop {
         match receiver.recv_timeout(LOOK) {
             Ok(done) => return Ok(done),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(Stopped::Failed("its interpreter panicked".to_owned()));
+                return Err(Stopped::Panicked);
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }

@@ -148,7 +148,8 @@ impl ChatTemplate {
 fn stopped(stopped: Stopped) -> TextError {
     match stopped {
         Stopped::Bound(limit) => TextError::Runaway { line: None, limit },
-        Stopped::Failed(reason) => TextError::Template { line: None, reason },
+        Stopped::NoThread { stack, source } => TextError::NoThread { stack, source },
+        Stopped::Panicked => TextError::Template { line: None, reason: stopped.to_string() },
     }
 }
 

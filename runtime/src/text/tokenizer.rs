@@ -189,6 +189,9 @@ fn within_bounds(
         memory: MEMORY.saturating_add(bytes.saturating_mul(MEMORY_PER_BYTE)),
         time: TIME + TIME_PER_BYTE * u32::try_from(bytes).unwrap_or(u32::MAX),
     };
-    let stopped = |why: Stopped| TextError::Encode { reason: why.to_string() };
+    let stopped = |stopped: Stopped| match stopped {
+        Stopped::NoThread { stack, source } => TextError::NoThread { stack, source },
+        Stopped::Bound(_) | Stopped::Panicked => TextError::Encode { reason: stopped.to_string() },
+    };
     confined("tokenizer", bounds, encode).map_err(stopped)?
 }

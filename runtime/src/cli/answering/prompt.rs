@@ -12,10 +12,13 @@ use serde_json::Value;
 use super::arguments::Arguments;
 use crate::LoadedProgram;
 use crate::cli::Usage;
-use crate::text::{Chat, ChatTemplate, ControlText, Messages, Tokenizer};
+use crate::text::{Chat, ChatTemplate, ControlText, Messages, TextError, Tokenizer};
 
 /// Looks whether the user has interrupted, while something is encoded.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Bytes of stack of the thread that waits for an encoding.
+const STACK: usize = 2 << 20;
 
 /// A prompt before it is encoded.
 #[derive(Clone, Debug)]
@@ -120,11 +123,12 @@ impl Prompter {
         let prompter = self.clone();
         thread::Builder::new()
             .name("encode".to_owned())
+            .stack_size(STACK)
             .spawn(move || {
                 // Nobody waits any more after an interrupt.
                 let _ = sender.send(prompter.encode(&prompt));
             })
-            .context("cannot start a thread")?;
+            .map_err(|source| TextError::NoThread { stack: STACK, source })?;
         loop {
             match receiver.recv_timeout(LOOK) {
                 Ok(ids) => return ids.map(Some),
