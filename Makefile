@@ -7,7 +7,7 @@ MODEL ?= ci/models/tiny-chat-int4
 PROMPT ?= What is the capital of France?
 BIN := target/release
 
-.PHONY: help build demo validate test lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist clean
+.PHONY: help build demo validate test torture lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ validate: build ## take one prompt through every stage of an export of MODEL and
 
 test: ## run all tests (installs nothing: Rust, a C compiler and python3 are enough)
 	ci/test.sh
+
+torture: build ## let faults happen to the commands; LONG=--long for the long versions
+	ci/torture.py --bin $(BIN) $(LONG)
 
 lint: ## formatting, clippy, documentation, dependencies
 	ci/lint.sh

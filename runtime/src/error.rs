@@ -160,6 +160,9 @@ impl Error {
             | Error::Verify { .. }
             | Error::Sampling { .. } => ExitClass::Usage,
             Error::Memory { .. } | Error::Device(_) => ExitClass::Resources,
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => {
+                ExitClass::Resources
+            }
             _ => ExitClass::Failure,
         }
     }

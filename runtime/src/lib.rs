@@ -32,6 +32,7 @@ pub mod sampler;
 pub mod session;
 pub mod text;
 
+mod allocation;
 mod choice;
 mod error;
 

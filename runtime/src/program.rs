@@ -97,7 +97,8 @@ impl WeightFile {
     /// against the program; the weights' bytes are not read (see [`WeightFile::verify`]).
     ///
     /// The file must not be changed while it is mapped: bytes that are written meanwhile may
-    /// change results, and if it is made shorter, reading it ends the process with SIGBUS.
+    /// change results, and if it is made shorter, reading it raises SIGBUS, which the commands turn
+    /// into a sentence.
     pub fn map(path: &Path, program: &Program) -> Result<Self> {
         let (mut file, length) = open_file(path)?;
         let fail = |source| Error::format(path, source);
@@ -146,7 +147,11 @@ impl WeightFile {
     /// Checks every weight against its digest, and that bytes between tensors are zero.
     ///
     /// Runs on all threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// [`Error::Corrupted`], and [`Error::Device`] if the system refuses threads.
     pub fn verify(&self, program: &Program, progress: Progress<'_>) -> Result<()> {
+        start_threads()?;
         let size =
             |ranges: &[(u64, u64)]| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
         let total = self.ranges.iter().map(|r| size(r)).sum::<u64>() + size(&self.pads);
@@ -255,6 +260,20 @@ impl LoadedProgram {
     pub fn weights(&self) -> &WeightFile {
         &self.weights
     }
+}
+
+/// Starts rayon's global threads, since rayon panics where it is refused them later. That they
+/// run already is no error.
+fn start_threads() -> Result<()> {
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        Err(error) if std::error::Error::source(&error).is_some() => Err(no_threads(&error)),
+        _ => Ok(()),
+    }
+}
+
+/// The system refused threads.
+pub(crate) fn no_threads(error: &rayon::ThreadPoolBuildError) -> Error {
+    Error::Device(format!("cannot start threads, perhaps for lack of memory: {error}"))
 }
 
 /// Opens a regular file and returns its length, with a sentence for what else may be there.

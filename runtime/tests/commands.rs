@@ -39,6 +39,32 @@ fn a_cause_is_said_once() {
 }
 
 #[test]
+fn only_the_expected_program_runs() {
+    let files = files();
+    let told = command(INSPECT, &files, &["model.pte", "--json"]).output().expect("runs");
+    let json: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    let right = json["id"].as_str().expect("an id");
+    let wrong = right.replace(&right[..1], if right.starts_with('0') { "1" } else { "0" });
+    let paths = ["--model_path", "model.pte", "--data_path", "model.ptd", "--device", "cpu"];
+    let logits = ["logits", "--ids", "1,2", "--out", "logits"];
+    let bench = ["-p", "4", "-n", "2", "-r", "1"];
+    let call = |program, rest: &[&str], id| {
+        let arguments = [rest, &paths, &["--expect_program", id]].concat();
+        command(program, &files, &arguments).output().expect("runs")
+    };
+    for (program, rest) in [(EVAL, &logits[..]), (BENCH, &bench), (RUN, &["--prompt", "a"])] {
+        let text = refused(&call(program, rest, &wrong), 1);
+        assert!(text.contains(right) && text.contains(&wrong), "{text}");
+        assert!(refused(&call(program, rest, "12ab"), 2).contains("64 hexadecimal digits"));
+        // This program has no tokenizer, so gemma4-run would not get further.
+        if program != RUN {
+            let done = call(program, rest, right);
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        }
+    }
+}
+
+#[test]
 fn a_full_stderr_does_not_change_the_exit_code() {
     let files = files();
     let full = File::options().write(true).open("/dev/full").expect("a device of every Linux");

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use gemma4_format::Program;
-use gemma4_runtime::cli::{self, Progress, Usage};
+use gemma4_runtime::cli::{self, Expected, Progress, Usage};
 use gemma4_runtime::cuda::{self, Call, Profile, Weights};
 use gemma4_runtime::roofline::{Speed, Work};
 use gemma4_runtime::{DeviceChoice, LoadedProgram, OpenDevice, Sampling, Session, SessionOptions};
@@ -36,6 +36,8 @@ pub(crate) struct Arguments {
         required_unless_present = "random_weights"
     )]
     data_path: Option<PathBuf>,
+    #[command(flatten)]
+    expected: Expected,
     /// On a GPU: fill the weights with random numbers from this seed instead of reading them
     #[arg(long = "random-weights", value_name = "SEED", conflicts_with = "data_path")]
     random_weights: Option<u32>,
@@ -129,6 +131,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(data) => LoadedProgram::map(&arguments.model_path, data)?,
         None => LoadedProgram::without_weights(&arguments.model_path)?,
     });
+    arguments.expected.check(program.file())?;
     let lengths = arguments.prompts.iter().chain(&arguments.rows).copied();
     let longest = lengths.chain([arguments.tokens]).max().unwrap_or(1);
     let deepest = arguments.depths.iter().copied().max().unwrap_or(0);

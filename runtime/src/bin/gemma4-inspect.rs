@@ -62,10 +62,6 @@ fn inspect(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 fn as_text(file: &ProgramFile, verified: bool) -> String {
     let program = file.program();
     let (source, text) = (&program.source, &program.text);
@@ -75,7 +71,7 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
         [&source.producer, &source.architecture, &source.layout, &source.identity, &source.recipe]
             .map(|text| text.escape_debug().to_string());
     let mut lines = vec![
-        format!("program id      {}", hex(file.id())),
+        format!("program id      {}", cli::hex(file.id())),
         format!("format          {}.{}", pte::MAJOR, pte::MINOR),
         format!("producer        {producer}"),
         format!("architecture    {architecture}"),
@@ -186,7 +182,7 @@ fn as_json(file: &ProgramFile, verified: bool) -> Value {
         .map(|m| json!({"name": m.name, "max_rows": m.max_rows, "operations": m.nodes.len()}))
         .collect();
     json!({
-        "id": hex(file.id()),
+        "id": cli::hex(file.id()),
         "format": [pte::MAJOR, pte::MINOR],
         "source": {
             "producer": source.producer,

@@ -2,9 +2,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use gemma4_format::Digest;
 
-use super::{Progress, note};
-use crate::{DeviceChoice, LoadedProgram, OpenDevice, Result, cuda};
+use super::{Progress, Usage, note};
+use crate::{DeviceChoice, LoadedProgram, OpenDevice, ProgramFile, Result, cuda};
 
 /// Where a program lies.
 #[derive(Args, Clone, Debug)]
@@ -15,6 +16,73 @@ pub struct Files {
     /// Its weights
     #[arg(long = "data_path", alias = "data-path", value_name = "FILE.ptd")]
     pub data_path: PathBuf,
+    /// Which program it has to be.
+    #[command(flatten)]
+    pub expected: Expected,
+}
+
+impl Files {
+    /// Opens both files and makes sure that they are the program that was expected. The weights
+    /// are not read yet.
+    ///
+    /// # Errors
+    /// Those of [`LoadedProgram::map`] and [`Expected::check`].
+    pub fn map(&self) -> anyhow::Result<LoadedProgram> {
+        let program = LoadedProgram::map(&self.model_path, &self.data_path)?;
+        self.expected.check(program.file())?;
+        Ok(program)
+    }
+}
+
+/// Which program a file has to hold.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Expected {
+    /// Refuse any other program than the one with this id, which gemma4-inspect tells
+    #[arg(
+        long = "expect_program",
+        alias = "expect-program",
+        value_name = "ID",
+        value_parser = program_id
+    )]
+    pub expect_program: Option<Digest>,
+}
+
+impl Expected {
+    /// Compares the id that was asked for, if one was, with that of a program. It covers every
+    /// byte of the `.pte`, and through it the digest of every weight.
+    ///
+    /// # Errors
+    /// If the file holds another program; both ids are in the sentence.
+    pub fn check(&self, file: &ProgramFile) -> anyhow::Result<()> {
+        match self.expect_program {
+            Some(expected) if expected != *file.id() => anyhow::bail!(
+                "`{}` holds the program {}, not the expected {}; it was not run",
+                file.path().display(),
+                hex(file.id()),
+                hex(&expected)
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads an id as [`hex`] writes it.
+fn program_id(text: &str) -> Result<Digest, Usage> {
+    let wrong = || Usage("a program's id is 64 hexadecimal digits".to_owned());
+    let mut id = Digest::default();
+    if text.len() != 2 * id.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    for (byte, digits) in id.iter_mut().zip(text.as_bytes().chunks(2)) {
+        let digits = str::from_utf8(digits).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(digits, 16).map_err(|_| wrong())?;
+    }
+    Ok(id)
+}
+
+/// Bytes as hexadecimal digits, in lower case.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Where a program runs, and what it makes room for there.

@@ -4,24 +4,28 @@ pub mod answering;
 pub mod evaluation;
 
 mod arguments;
+mod faults;
 mod interrupt;
 mod progress;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-pub use arguments::{Files, Placement};
+pub use arguments::{Expected, Files, Placement, hex};
 pub use interrupt::Interrupt;
 pub use progress::Progress;
 
+use crate::text::TextError;
 use crate::{Error, ExitClass};
 
 /// Exit code after Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 
 /// Runs a command and turns its outcome into an exit code: an error is one line on stderr, and a
-/// reader that closed the pipe is no error.
+/// reader that closed the pipe is no error. So is one line what can't be returned as an error: that
+/// the system has no memory left, or that the mapped weights have become shorter.
 pub fn run(command: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
+    faults::install();
     match command() {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -45,8 +49,16 @@ fn exit_class(error: &anyhow::Error) -> ExitClass {
         if cause.is::<Usage>() {
             return ExitClass::Usage;
         }
+        let no_thread = matches!(cause.downcast_ref(), Some(TextError::NoThread { .. }));
+        if no_thread || cause.downcast_ref::<io::Error>().is_some_and(is_lack_of_memory) {
+            return ExitClass::Resources;
+        }
     }
     ExitClass::Failure
+}
+
+fn is_lack_of_memory(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::OutOfMemory
 }
 
 /// Whether a reader of stdout has closed it.

@@ -23,6 +23,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use self::blocks::Matrix;
 pub use self::execution::{Entry, Execution, Observer};
 use self::isa::Isa;
+use crate::program::no_threads;
 use crate::{Device, DeviceSession, Error, LoadedProgram, Result};
 
 /// A program on the CPU. Clones share everything.
@@ -57,7 +58,7 @@ impl Cpu {
             .num_threads(threads)
             .thread_name(|i| format!("cpu-{i}"))
             .build()
-            .map_err(|e| Error::Device(format!("cannot start the threads of the CPU: {e}")))?;
+            .map_err(|error| no_threads(&error))?;
         let vectors = decode_vectors(&program)?;
         Ok(Self(Arc::new(Shared { program, threads, isa, vectors })))
     }

@@ -1,3 +1,5 @@
+use std::io;
+
 use thiserror::Error;
 
 /// Result of this module.
@@ -52,6 +54,14 @@ pub enum TextError {
     Messages {
         /// Which message, and what is wrong with it.
         reason: String,
+    },
+    /// The system refused a thread, whose stack is most of what it needs.
+    #[error("there is not enough memory for a thread with {stack} bytes of stack: {source}")]
+    NoThread {
+        /// Bytes of address space.
+        stack: usize,
+        /// The answer of the operating system.
+        source: io::Error,
     },
     /// Every private-use character occurs in the conversation, so none is left to mark text with.
     #[error("the conversation uses all of Unicode's private-use characters; remove some")]

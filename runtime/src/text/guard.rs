@@ -148,6 +148,13 @@ pub(super) fn count(value: &Value) -> u64 {
     1 + within
 }
 
+/// Bytes of all strings in a value, keys of objects included.
+pub(super) fn bytes(value: &Value) -> usize {
+    let mut bytes = 0;
+    for_each_string(value, &mut |text| bytes += text.len());
+    bytes
+}
+
 fn for_each_string(value: &Value, visit: &mut impl FnMut(&str)) {
     match value {
         Value::String(text) => visit(text),

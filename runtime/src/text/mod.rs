@@ -9,6 +9,7 @@
 
 mod added;
 mod clock;
+mod confined;
 mod engine;
 mod error;
 mod guard;
@@ -16,7 +17,6 @@ mod messages;
 mod modality;
 mod python;
 mod schema;
-mod stack;
 mod stop;
 mod stop_strings;
 mod stream;

@@ -118,3 +118,48 @@ fn deep_expressions_are_no_danger() {
         fate(&(start.to_owned() + &link.repeat(32_000 / link.len()) + end)).ok();
     }
 }
+
+/// What one operation builds is bounded, however few steps it takes: by adding, printing into a
+/// variable, repeating, replacing, joining and listing.
+#[test]
+fn values_that_grow_without_end_are_stopped() {
+    let doubling = |step: &str| {
+        format!(
+            "{{% set ns = namespace(s='0123456789abcdef') %}}{{% for i in range(60) %}}\
+             {step}{{% endfor %}}{{{{ ns.s | length }}}}"
+        )
+    };
+    let long = "x".repeat(60_000);
+    for source in [
+        doubling("{% set ns.s = ns.s + ns.s %}"),
+        doubling("{% set ns.s = ns.s ~ ns.s %}"),
+        doubling("{% set ns.s = ns.s * 2 %}"),
+        doubling("{% set ns.s = ns.s | replace('a', 'aaaa') %}"),
+        doubling("{% set ns.s = [ns.s, ns.s] | join('-') %}"),
+        doubling("{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}"),
+        doubling("{% set ns.s = [ns.s, ns.s] %}") + "{{ ns.s }}",
+        doubling("{% set ns.s = [ns.s, ns.s] %}") + "{{ ns.s | tojson }}",
+        format!("{{% set s %}}{{% for i in range(50000) %}}{long}{{% endfor %}}{{% endset %}}"),
+        "{% for x in ([0] * 10**15) | list %}{% endfor %}".to_owned(),
+        "{% set x = ([0] * 10**12) | map('string') | join %}".to_owned(),
+    ] {
+        let error = fate(&source).unwrap_err();
+        let stopped = matches!(error, TextError::Runaway { .. } | TextError::Template { .. });
+        assert!(stopped, "{error}");
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    // Those eleven hold at most 64 MiB each; the rest is what other tests of this process take.
+    assert!(peak < 3 << 20, "{peak} kB");
+}
+
+/// Comparing what is nested twice at each level takes time that no steps count.
+#[test]
+fn comparisons_that_do_not_end_are_stopped() {
+    let source = "{% set ns = namespace(a=[0], b=[0]) %}{% for i in range(60) %}\
+        {% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}\
+        {{ ns.a == ns.b }}";
+    let error = fate(source).unwrap_err();
+    assert!(error.to_string().contains("seconds"), "{error}");
+}

@@ -202,3 +202,35 @@ pub(crate) fn text_with_markers() -> impl Strategy<Value = String> {
     let other = r"[a-zA-Z ,.\n\t]{1,8}|\PC|\p{Co}|[\x00-\x1f]";
     proptest::collection::vec(prop_oneof![marker, other], 0..24).prop_map(|parts| parts.concat())
 }
+
+/// Each of these makes a text ten times as long before it is cut into tokens.
+#[test]
+fn normalizers_that_let_a_text_explode_are_stopped() {
+    let grow = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(10)});
+    let chain = json!({"type": "Sequence", "normalizers": vec![grow; 18]});
+    let tokenizer = altered("/normalizer", chain).unwrap();
+    let error = tokenizer.encode_raw("a", None).unwrap_err();
+    assert!(error.to_string().contains("bytes of memory"), "{error}");
+    assert_eq!(
+        tokenizer.encode_raw("b", None).unwrap(),
+        data::tokenizer().encode_raw("b", None).unwrap()
+    );
+}
+
+#[test]
+fn no_text_gives_fewer_ids_than_its_length_promises() {
+    let tokenizer = data::tokenizer();
+    let longest = (0..tokenizer.vocab_size() as u32).filter_map(|id| tokenizer.id_to_token(id));
+    let longest = longest.max_by_key(String::len).unwrap();
+    assert_eq!(tokenizer.fewest_ids(longest.len()), 1);
+    assert_eq!(tokenizer.fewest_ids(longest.len() + 1), 2);
+    for text in [longest.repeat(9).as_str(), "the cat\u{0}\u{10FFFF} sat", &" ".repeat(999), ""] {
+        let ids = tokenizer.encode_raw(text, None).unwrap().len() as u64;
+        assert!(tokenizer.fewest_ids(text.len()) <= ids, "{text:?}");
+    }
+    // Where text may vanish or be unknown, nothing is promised.
+    let vanishing = json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""});
+    assert_eq!(altered("/normalizer", vanishing).unwrap().fewest_ids(1 << 30), 0);
+    assert_eq!(altered("/model/byte_fallback", json!(false)).unwrap().fewest_ids(1 << 30), 0);
+    assert_eq!(altered("/added_tokens/0/rstrip", json!(true)).map_or(0, |t| t.fewest_ids(9)), 0);
+}

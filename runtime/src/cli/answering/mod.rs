@@ -28,7 +28,7 @@ use self::input::Job;
 use self::printer::Printer;
 use self::prompt::Prompter;
 use self::stats::{Place, Stats};
-use super::{Files, INTERRUPTED, Interrupt, Progress, Usage};
+use super::{INTERRUPTED, Interrupt, Progress, Usage};
 use crate::text::modality_ids;
 use crate::{LoadedProgram, OpenDevice, Session, SessionOptions};
 
@@ -40,8 +40,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     check(&arguments)?;
     let jobs = input::read(&arguments)?;
     let started = Instant::now();
-    let Files { model_path, data_path } = &arguments.files;
-    let program = Arc::new(LoadedProgram::map(model_path, data_path)?);
+    let program = Arc::new(arguments.files.map()?);
     let prompter = Prompter::new(&arguments, &program)?;
     let text = &program.program().text;
     arguments.sampling(text, 0).check()?;

@@ -6,15 +6,19 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use serde_json::Value;
 
 use super::arguments::Arguments;
 use crate::LoadedProgram;
 use crate::cli::Usage;
-use crate::text::{Chat, ChatTemplate, ControlText, Messages, Tokenizer};
+use crate::text::{Chat, ChatTemplate, ControlText, Messages, TextError, Tokenizer};
 
 /// Looks whether the user has interrupted, while something is encoded.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Bytes of stack of the thread that waits for an encoding.
+const STACK: usize = 2 << 20;
 
 /// A prompt before it is encoded.
 #[derive(Clone, Debug)]
@@ -32,6 +36,8 @@ pub(super) struct Prompter {
     template: Option<Arc<ChatTemplate>>,
     enable_thinking: Option<bool>,
     bos: Option<u32>,
+    /// Tokens that the context holds.
+    room: u32,
 }
 
 impl Prompter {
@@ -58,6 +64,7 @@ impl Prompter {
             template,
             enable_thinking: arguments.enable_thinking(),
             bos: text.bos_token.filter(|_| !arguments.no_bos),
+            room: arguments.placement.max_context.unwrap_or(program.program().max_context),
         })
     }
 
@@ -70,6 +77,7 @@ impl Prompter {
         match (prompt, &self.template) {
             (Prompt::Chat(conversation), Some(template)) => {
                 let Messages { messages, tools } = conversation;
+                self.check_length(last_question(messages).len())?;
                 let chat = Chat {
                     messages,
                     tools: (!tools.is_empty()).then_some(tools.as_slice()),
@@ -77,14 +85,31 @@ impl Prompter {
                     add_generation_prompt: true,
                 };
                 let rendered = template.render(&chat, &self.tokenizer)?;
+                self.check_length(rendered.text().len())?;
                 Ok(self.tokenizer.encode_rendered(&rendered)?)
             }
             (Prompt::Chat(_), None) => {
                 let why = "`messages` need the chat template, and --raw_prompt does without";
                 Err(Usage(why.to_owned()).into())
             }
-            (Prompt::Raw(text), _) => Ok(self.tokenizer.encode_raw(text, self.bos)?),
+            (Prompt::Raw(text), _) => {
+                self.check_length(text.len())?;
+                Ok(self.tokenizer.encode_raw(text, self.bos)?)
+            }
         }
+    }
+
+    /// Refuses a text that can't fit before any time is spent on its tokens.
+    fn check_length(&self, bytes: usize) -> anyhow::Result<()> {
+        let fewest = self.tokenizer.fewest_ids(bytes);
+        if fewest <= u64::from(self.room) {
+            return Ok(());
+        }
+        bail!(
+            "the prompt has {bytes} bytes, which are {fewest} tokens or more, and the context \
+             holds {}; shorten the prompt or choose a longer context",
+            self.room
+        )
     }
 
     /// As [`Prompter::encode`], or `None` as soon as the user interrupts: a prompt of many
@@ -98,11 +123,12 @@ impl Prompter {
         let prompter = self.clone();
         thread::Builder::new()
             .name("encode".to_owned())
+            .stack_size(STACK)
             .spawn(move || {
                 // Nobody waits any more after an interrupt.
                 let _ = sender.send(prompter.encode(&prompt));
             })
-            .context("cannot start a thread")?;
+            .map_err(|source| TextError::NoThread { stack: STACK, source })?;
         loop {
             match receiver.recv_timeout(LOOK) {
                 Ok(ids) => return ids.map(Some),
@@ -119,6 +145,12 @@ impl Prompter {
     pub(super) fn spell(&self, ids: &[u32]) -> String {
         self.tokenizer.decode(ids, ControlText::Show)
     }
+}
+
+/// The text that every template prints: what the user said last, but for spaces around it.
+fn last_question(messages: &[Value]) -> &str {
+    let last = messages.last().filter(|message| message["role"] == "user");
+    last.and_then(|message| message["content"].as_str()).unwrap_or_default().trim()
 }
 
 fn tokenizer(arguments: &Arguments, program: &LoadedProgram) -> anyhow::Result<Tokenizer> {

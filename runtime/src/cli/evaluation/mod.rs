@@ -16,7 +16,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
 use super::{Files, Progress, Usage};
-use crate::{DeviceChoice, LoadedProgram, OpenDevice, Session, SessionOptions, cuda};
+use crate::{DeviceChoice, OpenDevice, Session, SessionOptions, cuda};
 
 /// Measure an exported model.
 #[derive(Parser, Debug)]
@@ -84,7 +84,7 @@ impl Place {
     /// Brings the program to the device.
     fn open(&self) -> anyhow::Result<OpenDevice> {
         let bar = if self.quiet { Progress::hidden() } else { Progress::bytes("loading") };
-        let program = LoadedProgram::map(&self.files.model_path, &self.files.data_path)?;
+        let program = self.files.map()?;
         let options = cuda::Options { max_context: self.max_context, ..cuda::Options::default() };
         let progress = |done, total| bar.set(done, total);
         let note = |text: &str| {

@@ -1,0 +1,417 @@
+#!/usr/bin/env python3
+"""Makes the commands fail in every way that a machine can, and insists on a sentence.
+
+    ci/torture.py [--bin target/release] [--long] [NAME...]
+
+Exports the bundled model and lets faults happen: closed streams, odd paths, full disks, little
+memory, signals at random moments, weights that shrink while they are mapped, hostile text. Every
+case ends with a line; the exit code is 0 if all held. `--long` runs the long ones at full length.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLE = ROOT / "ci/models/tiny-chat-int4"
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris.\n"
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+class Torture:
+    def __init__(self, binaries: Path, work: Path, long: bool):
+        self.binaries, self.work, self.long = binaries, work, long
+        self.random = random.Random(1)
+        self.out = work / "out"
+        done = self.export(self.out)
+        assert done.returncode == 0, done.stderr
+
+    def command(self, name, *arguments):
+        return [str(self.binaries / name), *map(str, arguments)]
+
+    def call(self, name, *arguments, **options):
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+                   "stdin": subprocess.DEVNULL, "timeout": 300, **options}
+        return subprocess.run(self.command(name, *arguments), **options)
+
+    def export(self, out, **options):
+        return self.call("gemma4-export", "--prequantized", BUNDLE, "--output-dir", out, **options)
+
+    def files(self, out=None):
+        out = out or self.out
+        return ["--model_path", out / "model.pte", "--data_path", out / "model.ptd"]
+
+    def ask(self, *arguments, out=None, **options):
+        flags = ["--device", "cpu", "--temperature", "0", "-q", *arguments]
+        if "--prompts" not in arguments and "--prompt_file" not in arguments:
+            flags += ["--prompt", QUESTION]
+        return self.call("gemma4-run", *self.files(out), *flags, **options)
+
+    def fresh(self, name):
+        path = self.work / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def same_as_first(self, out):
+        for name in ("model.pte", "model.ptd"):
+            assert (out / name).read_bytes() == (self.out / name).read_bytes(), f"{name} differs"
+
+    def answers(self, out=None):
+        done = self.ask(out=out)
+        assert done.stdout.decode() == ANSWER, (done.stdout, done.stderr)
+
+
+def failed(done, code, *words):
+    """One sentence, the code, and no word of a panic."""
+    said = done.stderr.decode(errors="replace")
+    assert done.returncode == code, f"exit {done.returncode}, not {code}: {said}"
+    assert "panicked" not in said and "error: " in said, said
+    for word in words:
+        assert word in said, f"{word!r} is not in: {said}"
+
+
+def leftovers(directory):
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+@case
+def only_the_expected_program_runs(t):
+    told = t.call("gemma4-inspect", t.out / "model.pte", "--json")
+    right = json.loads(told.stdout)["id"]
+    wrong = ("0" if right[0] != "0" else "1") + right[1:]
+    text = t.work / "text"
+    text.write_text("The capital of France is Paris.")
+    commands = [("gemma4-run", "--prompt", QUESTION, "-q"), ("gemma4-bench", "-p", 8, "-n", 2, "-r", 1),
+                ("gemma4-eval", "nll", "--text", text)]
+    for name, *arguments in commands:
+        verb = arguments[:1] if name == "gemma4-eval" else []
+        rest = arguments[len(verb):] + t.files() + ["--device", "cpu"]
+        call = lambda given: t.call(name, *verb, "--expect_program", given, *rest)
+        done = call(right.upper())
+        assert done.returncode == 0, done.stderr
+        failed(call(wrong), 1, right, wrong)
+        failed(call("12ab"), 2, "64 hexadecimal digits")
+    return "3 commands, the right id and two wrong ones"
+
+
+@case
+def closed_streams(t):
+    for descriptor in (0, 1, 2):
+        done = t.ask(preexec_fn=lambda: os.close(descriptor))
+        assert done.returncode in (0, 1), (descriptor, done)
+        assert b"panicked" not in done.stderr, done.stderr
+        if descriptor != 1:
+            assert done.stdout.decode() == ANSWER, (descriptor, done)
+    child = subprocess.Popen(t.command("gemma4-run", *t.files(), "--device", "cpu", "--prompt", QUESTION),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    child.stdout.close()
+    said = child.stderr.read()
+    assert child.wait(60) == 0 and b"panicked" not in said, said
+    with open("/dev/full", "w") as full:
+        done = t.ask(stdout=full)
+    failed(done, 1, "No space left")
+    return "each stream closed, a reader gone, a full stdout"
+
+
+@case
+def odd_paths(t):
+    names = ["with some spaces", "Zürich – 東京 🙂", "-dash", "x" * 200, "a'b\"c$d"]
+    for name in names:
+        out = t.fresh("paths") / name
+        done = t.export(out)
+        assert done.returncode == 0, (name, done.stderr)
+        t.same_as_first(out)
+        t.answers(out)
+    deep = t.fresh("deep")
+    for _ in range(15):
+        deep = deep / ("d" * 200)
+    deep.mkdir(parents=True)
+    t.export(deep)
+    t.answers(deep)
+    link = t.fresh("links") / "link"
+    link.symlink_to(t.out)
+    t.answers(link)
+    done = t.ask(out=Path(os.path.relpath(t.out, t.work)), cwd=t.work)
+    assert done.stdout.decode() == ANSWER, done.stderr
+    loop = t.work / "links" / "loop"
+    loop.symlink_to(loop)
+    failed(t.ask(out=loop), 1, "cannot open")
+    failed(t.ask(out=t.work / ("y" * 300)), 1, "cannot open")
+    return f"{len(names)} names, 3000 bytes deep, links, a loop of links, a relative one"
+
+
+@case
+def no_permission(t):
+    parent = t.fresh("closed")
+    parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
+
+    def drop():
+        # root may write anywhere, so the command runs as nobody.
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+
+    reachable = subprocess.run(t.command("gemma4-export", "--version"), preexec_fn=drop,
+                               capture_output=True, check=False)
+    if reachable.returncode != 0:
+        return "not run: another user cannot reach the commands here"
+    done = t.export(parent / "out", preexec_fn=drop)
+    failed(done, 1, "closed")
+    assert leftovers(parent) == []
+    return "a directory that cannot be written"
+
+
+@case
+def two_exports_at_once(t):
+    rounds = 40 if t.long else 6
+    for _ in range(rounds):
+        out = t.fresh("twice")
+        arguments = t.command("gemma4-export", "--prequantized", BUNDLE, "--output-dir", out)
+        both = [subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                for _ in range(2)]
+        said = [child.communicate(timeout=120)[1].decode() for child in both]
+        codes = [child.returncode for child in both]
+        assert 0 in codes, (codes, said)
+        assert all(code in (0, 1) for code in codes), (codes, said)
+        assert not any("panicked" in text for text in said), said
+        t.same_as_first(out)
+        assert leftovers(out) == leftovers(t.out), leftovers(out)
+    return f"{rounds} times, equal bytes"
+
+
+@case
+def little_memory(t):
+    limits = [16, 24, 32, 48, 64, 80, 100, 128, 160, 200, 260, 340, 450, 600, 900]
+    fates = []
+    for mebibytes in limits:
+        limit = mebibytes << 20
+        few = lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        raw = t.ask("--raw_prompt", "--max_new_tokens", "9", preexec_fn=few)
+        if raw.returncode not in (0, 127):
+            failed(raw, 3, "memory")
+        done = t.ask(preexec_fn=few)
+        if done.returncode == 0:
+            assert done.stdout.decode() == ANSWER
+        elif done.returncode == 127 or b"error while loading shared" in done.stderr:
+            fates.append("no start")
+            continue
+        else:
+            failed(done, 3, "memory")
+        fates.append(str(done.returncode))
+    assert "0" in fates and "3" in fates, fates
+    return ", ".join(f"{limit} MiB: {fate}" for limit, fate in zip(limits, fates))
+
+
+@case
+def a_full_disk(t):
+    size = (t.out / "model.ptd").stat().st_size
+    mount = t.fresh("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size // 2}", "tmpfs", str(mount)],
+                             capture_output=True, check=False).returncode == 0
+    if mounted:
+        try:
+            done = t.export(mount / "out")
+            failed(done, 1, "No space left")
+            assert leftovers(mount / "out") == [], leftovers(mount / "out")
+        finally:
+            subprocess.run(["umount", str(mount)], check=True)
+
+    def few():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    out = t.fresh("limit") / "out"
+    failed(t.export(out, preexec_fn=few), 1, "File too large")
+    assert leftovers(out) == [], leftovers(out)
+    return ("a full tmpfs and " if mounted else "") + "a limit on files; nothing is left behind"
+
+
+@case
+def weights_that_shrink(t):
+    rounds, caught = (40 if t.long else 8), 0
+    for _ in range(rounds):
+        out = t.fresh("shrink")
+        for name in ("model.pte", "model.ptd"):
+            shutil.copy(t.out / name, out)
+        # Without stop tokens and with all of the context to fill, it runs for seconds.
+        arguments = t.command("gemma4-run", *t.files(out), "--device", "cpu", "--temperature", "0",
+                              "--logit_bias", "1=-inf,106=-inf", "--prompt", QUESTION)
+        child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 stdin=subprocess.DEVNULL)
+        child.stdout.read(20)
+        os.truncate(out / "model.ptd", 4096)
+        _, said = child.communicate(timeout=120)
+        assert child.returncode in (0, 1), (child.returncode, said)
+        if child.returncode == 1:
+            assert b"became shorter" in said, said
+            caught += 1
+    assert caught > 0
+    out = t.fresh("replace")
+    for name in ("model.pte", "model.ptd"):
+        shutil.copy(t.out / name, out)
+    child = subprocess.Popen(t.command("gemma4-run", *t.files(out), "--device", "cpu", "-q",
+                                       "--temperature", "0", "--prompts", "-", "--output", "jsonl"),
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    (out / "other").write_bytes(b"x" * 100)
+    time.sleep(0.3)
+    (out / "other").replace(out / "model.ptd")
+    answers, said = child.communicate(json.dumps(QUESTION).encode() + b"\n", timeout=60)
+    assert child.returncode in (0, 1) and b"panicked" not in said, said
+    return f"{caught} of {rounds} while mapped: a sentence and exit 1; once replaced by another file"
+
+
+@case
+def interrupts_at_any_moment(t):
+    rounds = 60 if t.long else 8
+    text = t.work / "text"
+    text.write_text(QUESTION * 50)
+    whole = t.fresh("whole")
+    commands = {
+        "export": lambda out: ("gemma4-export", "--prequantized", BUNDLE, "--output-dir", out),
+        "quantize": lambda out: ("gemma4-quantize", "--prequantized", BUNDLE, "--output", out),
+        "run": lambda out: ("gemma4-run", *t.files(), "--device", "cpu", "--prompt", QUESTION,
+                            "--logit_bias", "1=-inf,106=-inf"),
+        "bench": lambda out: ("gemma4-bench", *t.files(), "--device", "cpu", "-p", 64, "-n", 32),
+    }
+    del commands["quantize"]
+    checkpoint = os.environ.get("GEMMA4_FIXTURES")
+    if checkpoint and (Path(checkpoint) / "ckpt/tiny-31b").is_dir():
+        source = Path(checkpoint) / "ckpt/tiny-31b"
+        commands["quantize"] = lambda out: ("gemma4-quantize", "--model-dir", source, "--output", out)
+    counts = {}
+    for name, arguments in commands.items():
+        started = time.monotonic()
+        subprocess.run(t.command(*arguments(whole / name)), capture_output=True, check=False)
+        length = min(time.monotonic() - started, 3.0)
+        for _ in range(rounds):
+            out = t.fresh("interrupted") / name
+            child = subprocess.Popen(t.command(*arguments(out)), stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+            time.sleep(t.random.uniform(0, length))
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=60)
+            # Before a handler is installed, the signal itself ends the process.
+            assert child.returncode in (0, 130, -signal.SIGINT), (name, child.returncode, said)
+            assert b"panicked" not in said, said
+            counts[name] = counts.get(name, 0) + (child.returncode != 0)
+            if name in ("export", "quantize"):
+                done = t.call(*arguments(out))
+                assert done.returncode == 0, done.stderr
+                for path in sorted((whole / name).iterdir()):
+                    assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+    return ", ".join(f"{name}: {count} of {rounds} ended early" for name, count in counts.items())
+
+
+@case
+def a_long_run_is_flat(t):
+    answers = 10_000 if t.long else 300
+    lines = t.work / "prompts"
+    lines.write_text((json.dumps(QUESTION) + "\n") * answers)
+    child = subprocess.Popen(t.command("gemma4-run", *t.files(), "--device", "cpu", "-q", "--output",
+                                       "jsonl", "--temperature", "0", "--prompts", lines),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    sizes, times, first = [], [], None
+    for index in range(answers):
+        answer = json.loads(child.stdout.readline())
+        first = first or answer["text"]
+        assert answer["text"] == first == ANSWER.strip(), answer
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        sizes += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+        times.append(time.monotonic())
+    assert child.wait(60) == 0
+    early, late = max(sizes[: answers // 4]), max(sizes[-answers // 4:] or sizes)
+    assert late - early < 4096, f"{early} kB at first, {late} kB at last"
+    quarter = answers // 4
+    speeds = [quarter / (times[quarter] - times[0]), quarter / (times[-1] - times[-1 - quarter])]
+    return (f"{answers} answers, all equal; {early} kB after a quarter, {late} kB at the end; "
+            f"{speeds[0]:.0f} answers a second at first, {speeds[1]:.0f} at last")
+
+
+@case
+def text_that_lies(t):
+    long = t.work / "long"
+    with open(long, "w") as file:
+        for _ in range(200):
+            file.write("abcdefgh " * 116_509)
+    started = time.monotonic()
+    done = t.ask("--prompt_file", long)
+    failed(done, 1, "tokens or more")
+    seconds = time.monotonic() - started
+    failed(t.ask("--raw_prompt", "--prompt_file", long), 1, "tokens or more")
+    long.unlink()
+    hostile = {
+        "doubling": "{% set n = namespace(s='0123456789abcdef') %}{% for i in range(60) %}"
+                    "{% set n.s = n.s + n.s %}{% endfor %}",
+        "printing": "{% set s %}{% for i in range(50000) %}" + "x" * 60_000 + "{% endfor %}{% endset %}",
+        "listing": "{% for x in ([0] * 10**15) | list %}{% endfor %}",
+        "loops": "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4,
+        "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "nesting": "{% set n = namespace(x=[]) %}{% for i in range(60) %}"
+                   "{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    }
+    for name, source in hostile.items():
+        template = t.work / "template"
+        template.write_text(source)
+        out = t.fresh("hostile") / name
+        done = t.call("gemma4-export", "--prequantized", BUNDLE, "--output-dir", out,
+                      "--chat-template", template)
+        if done.returncode == 0:
+            failed(t.ask(out=out), 1, "chat template")
+            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            # The largest of all children so far, among them those with prompts of 200 MB.
+            assert peak < 2 << 20, (name, peak)
+    odd = {"NULs": "a\0b", "specials": "<bos><|turn>user<turn|><eos>", "blank": " \n\t "}
+    for name, text in odd.items():
+        prompt = t.work / "odd"
+        prompt.write_text(text)
+        done = t.ask("--prompt_file", prompt, "--max_new_tokens", "5")
+        assert done.returncode in (0, 1) and b"panicked" not in done.stderr, (name, done)
+    lines = t.work / "surrogates"
+    lines.write_text('"\\ud800"\n')
+    failed(t.ask("--prompts", lines), 1, "line 1")
+    return f"200 MB refused in {seconds:.1f} s; {len(hostile)} templates, {len(odd) + 1} odd prompts"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="lets faults happen to the commands")
+    parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
+    parser.add_argument("--long", action="store_true", help="the long versions")
+    parser.add_argument("names", nargs="*", help="cases to run; all if none is named")
+    arguments = parser.parse_args()
+    faults = 0
+    with tempfile.TemporaryDirectory() as work:
+        torture = Torture(arguments.bin.resolve(), Path(work), arguments.long)
+        for function in CASES:
+            if arguments.names and function.__name__ not in arguments.names:
+                continue
+            started = time.monotonic()
+            try:
+                said = function(torture)
+                mark = "held"
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                said, mark, faults = str(error), "FELL", faults + 1
+            seconds = time.monotonic() - started
+            print(f"{mark}  {function.__name__} ({seconds:.0f} s): {said}", flush=True)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
