@@ -19,14 +19,20 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bundle=$work/bundle
 
-# export NAME ARCHITECTURE FLAGS: the weights do not depend on the architecture.
-export_model() {
+# export_program NAME ARCHITECTURE FLAGS: leaves the weights in $work/model.
+export_program() {
   local name=$1 arch=$2
   shift 2
   ci/export_model_artifact.sh --backend cuda --arch "$arch" --output-dir "$work/model" "$@"
-  mkdir -p "$bundle/programs/$arch" "$bundle/weights"
+  mkdir -p "$bundle/programs/$arch"
   mv "$work/model/model.pte" "$bundle/programs/$arch/$name.pte"
-  mv "$work/model/model.ptd" "$bundle/weights/$name.ptd"
+}
+
+# export_model NAME ARCHITECTURE FLAGS: the weights do not depend on the architecture.
+export_model() {
+  export_program "$@"
+  mkdir -p "$bundle/weights"
+  mv "$work/model/model.ptd" "$bundle/weights/$1.ptd"
 }
 
 target/release/gemma4-quantize --model-dir ci/fixtures/tiny-31b --output "$work/int4"
@@ -39,6 +45,10 @@ for arch in sm_90a sm_90; do
   export_model tiny-31b "$arch" --model-dir ci/fixtures/tiny-31b --max-prefill-chunk 64
   export_model tiny-31b-int4 "$arch" --model-dir ci/fixtures/tiny-31b --recipe default \
     --max-prefill-chunk 64
+  for fusion in add-norm split geglu; do
+    export_program "tiny-31b-int4-without-$fusion" "$arch" --model-dir ci/fixtures/tiny-31b \
+      --recipe default --max-prefill-chunk 64 --without-fusion "$fusion"
+  done
   export_model tiny-chat "$arch" --prequantized ci/models/tiny-chat-int4 --max-prefill-chunk 256
   export_model tiny-31b-planted "$arch" --model-dir "$work/planted" --max-prefill-chunk 64
   export_model tiny-31b-int4-planted "$arch" --prequantized "$work/int4-planted" \

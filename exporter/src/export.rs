@@ -7,7 +7,7 @@ use gemma4_format::pte::{self, Pte};
 use gemma4_format::{DType, Encoding, Program, Source, TextDefaults, Weight, ptd};
 
 use crate::generation::Generation;
-use crate::lower::{Lowered, Target, lower};
+use crate::lower::{Fusions, Lowered, Target, lower};
 use crate::methods::{Traced, trace};
 use crate::model::Config;
 use crate::output::{
@@ -40,6 +40,8 @@ pub struct Options {
     pub generation_config: Option<String>,
     /// GPUs to compile for; none for a program of the CPU alone.
     pub targets: Vec<Target>,
+    /// What these may do in one launch instead of two.
+    pub fusions: Fusions,
 }
 
 /// The files that were written.
@@ -65,7 +67,7 @@ pub fn export(
 ) -> Result<Exported> {
     let Prepared { mut program, items, tokenizer, chat_template } = prepare(checkpoint, options)?;
     // Before the long work, so that what has no GPU code is known at once.
-    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let Lowered { plans, modules } = compile(&program, options, monitor)?;
     let data = output_dir.join("model.ptd");
     let written = write_weights(checkpoint, &items, &data, monitor)?;
     for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
@@ -132,7 +134,7 @@ pub fn export_random(
     monitor: &Monitor,
 ) -> Result<Exported> {
     let (mut program, weights) = random_program(config_json, options)?;
-    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let Lowered { plans, modules } = compile(&program, options, monitor)?;
     let data = output_dir.join("model.ptd");
     let written = write_random_weights(&weights, seed, &data, monitor)?;
     for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
@@ -156,7 +158,7 @@ pub fn export_without_data(
     monitor: &Monitor,
 ) -> Result<PathBuf> {
     let (mut program, weights) = random_program(config_json, options)?;
-    let Lowered { plans, modules } = compile(&program, &options.targets, monitor)?;
+    let Lowered { plans, modules } = compile(&program, options, monitor)?;
     if let Some(seed) = seed {
         let digests = random_digests(&weights, seed, monitor)?;
         for (weight, digest) in program.weights.iter_mut().zip(digests) {
@@ -232,12 +234,12 @@ fn assemble(
 }
 
 /// Lowers a program for GPUs, if there are targets.
-fn compile(program: &Program, targets: &[Target], monitor: &Monitor) -> Result<Lowered> {
-    if targets.is_empty() {
+fn compile(program: &Program, options: &Options, monitor: &Monitor) -> Result<Lowered> {
+    if options.targets.is_empty() {
         return Ok(Lowered::default());
     }
-    let lowered = lower(program, targets, &|done, total| monitor.compiled(done, total))?;
-    Ok(lowered)
+    let progress = |done, total| monitor.compiled(done, total);
+    Ok(lower(program, &options.targets, options.fusions, &progress)?)
 }
 
 /// Context and chunk, in tokens.

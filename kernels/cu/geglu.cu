@@ -3,7 +3,14 @@
 //
 // Instantiated by SPLITS and output.cuh's constants; X_K, a multiple of 8, is the width of y.
 #include "gelu.cuh"
+#include "linear_output.cuh"
 #include "output.cuh"
+
+// Panels are bfloat16, and get what the epilogue of a product of many rows makes of the same sums.
+__device__ __forceinline__ float gated(float gate, float up) {
+    if constexpr (PANEL_ROWS > 0) return geglu(gate, up);
+    else return gelu_tanh(gate) * up;
+}
 
 // sums [SPLITS, T, 2 X_K] float32; y as in output.cuh.
 extern "C" __global__ void __launch_bounds__(128) geglu(const float* __restrict__ sums, void* __restrict__ y, u32 rows) {
@@ -21,6 +28,6 @@ extern "C" __global__ void __launch_bounds__(128) geglu(const float* __restrict_
             up.x += u.x, up.y += u.y, up.z += u.z, up.w += u.w;
         }
     }
-    const float4 result = {gelu_tanh(gate.x) * up.x, gelu_tanh(gate.y) * up.y, gelu_tanh(gate.z) * up.z, gelu_tanh(gate.w) * up.w};
+    const float4 result = {gated(gate.x, up.x), gated(gate.y, up.y), gated(gate.z, up.z), gated(gate.w, up.w)};
     write_activations(y, unit, row, result, lane);
 }

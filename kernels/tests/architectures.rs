@@ -47,7 +47,14 @@ fn hot(arch: Arch) -> Vec<Kernel> {
                     weight: DType::BF16,
                     cluster: AddNorm::cluster(arch),
                 };
-                kernels.extend((k == 8192).then(|| norm.kernel().unwrap()));
+                // And those of plans that lack a fusion.
+                let alone = AddNorm { splits: 0, scalar: false, ..norm };
+                let last = AddNorm { next: None, ..norm };
+                let floats = AddNorm { next: Some(Output::Floats), ..norm };
+                if k == 8192 {
+                    kernels.extend([norm, alone, last, floats].map(|n| n.kernel().unwrap()));
+                }
+                kernels.push(LinearFew { split_input: false, ..linear }.kernel().unwrap());
                 let geglu = Geglu { width: k, splits: 3, output: Output::Split(linear.split()) };
                 kernels.push(geglu.kernel().unwrap());
             }

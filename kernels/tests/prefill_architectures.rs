@@ -3,7 +3,9 @@
 
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
-use gemma4_kernels::{Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Packed, ToPanels};
+use gemma4_kernels::{
+    Arch, AttentionPrefill, Geglu, Kernel, LinearMany, ManyOutput, Output, Packed, ToPanels,
+};
 
 fn quantized(bits: u8, group: u32, offset: Offset) -> Encoding {
     Encoding::Quantized { bits, group, scale: DType::BF16, offset }
@@ -11,7 +13,8 @@ fn quantized(bits: u8, group: u32, offset: Offset) -> Encoding {
 
 fn kernels(arch: Arch) -> Vec<Kernel> {
     let nibble = quantized(4, 32, Offset::Zero(ZeroType::Nibble));
-    let mut kernels = vec![ToPanels { k: 5376 }.kernel().unwrap()];
+    let geglu = Geglu { width: 21504, splits: 1, output: Output::Panels { room: 512 } };
+    let mut kernels = vec![ToPanels { k: 5376 }.kernel().unwrap(), geglu.kernel().unwrap()];
     let products = [
         (nibble, 16384, 5376, ManyOutput::F32),
         (nibble, 43008, 5376, ManyOutput::Geglu),

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::export::{Options, export, export_random, export_without_data};
-use gemma4_exporter::lower::Target;
+use gemma4_exporter::lower::{Fusions, Target};
 use gemma4_exporter::output::{Interrupt, Monitor};
 use gemma4_exporter::quantize::Recipe;
 use gemma4_exporter::{Error, Result, source, tiny};
@@ -56,6 +56,9 @@ pub(crate) struct Arguments {
     /// sm_90, sm_90a, sm_100, sm_120 and ptx (default: sm_80,sm_86,sm_89,sm_90a,sm_120,ptx)
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     arch: Vec<Target>,
+    /// Lower without a fusion, to compare with: add-norm, split or geglu
+    #[arg(long, value_name = "NAME", value_parser = Fusions::without, requires = "arch", hide = true)]
+    without_fusion: Option<Fusions>,
     /// Print a line for each weight
     #[arg(long, short)]
     verbose: bool,
@@ -128,6 +131,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         chat_template: read(&arguments.chat_template)?,
         generation_config: read(&arguments.generation_config)?,
         targets: targets(arguments)?,
+        fusions: arguments.without_fusion.unwrap_or_default(),
     };
     let output_dir = arguments.output_dir.as_deref().unwrap_or(Path::new("."));
     let exported = if let Some(config) = &arguments.input.random {

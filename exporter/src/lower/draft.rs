@@ -22,6 +22,8 @@ pub(super) enum Operand {
 #[derive(Default)]
 pub(super) struct Draft {
     launches: Vec<(u32, [Count; 3], Vec<Operand>)>,
+    /// Calls have few rows, of which each is normed by several blocks.
+    pub(super) few_rows: bool,
     /// Its values.
     pub(super) slots: Slots,
 }
@@ -50,6 +52,11 @@ pub(super) fn ring(buffer: BufferId) -> Operand {
 }
 
 impl Draft {
+    /// For calls of few rows.
+    pub(super) fn of_few_rows() -> Self {
+        Self { few_rows: true, ..Self::default() }
+    }
+
     /// Appends a launch of a kernel.
     pub(super) fn add(&mut self, kernel: u32, grid: [Count; 3], operands: Vec<Operand>) {
         let launch = self.launches.len();

@@ -32,10 +32,12 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The product of a packed weight for few rows, whose input comes already split.
+    /// The product of a packed weight for few rows. It is chosen as for an input that comes split,
+    /// so that its sums are the same bit for bit where the input does not.
     pub(super) fn few(&self, matrix: Matrix, rows: u32, epilogue: Epilogue) -> Result<LinearFew> {
         let (arch, sms, rows) = (self.arch, self.multiprocessors, rows.next_power_of_two());
-        Ok(LinearFew::choose(matrix.packed, rows, epilogue, true, arch, sms)?)
+        let chosen = LinearFew::choose(matrix.packed, rows, epilogue, true, arch, sms)?;
+        Ok(LinearFew { split_input: self.fusions.split, ..chosen })
     }
 
     /// The head's product for as many of so many rows as fit into shared memory.
@@ -53,7 +55,7 @@ impl Builder<'_> {
         rows: RangeInclusive<u32>,
         tokens: u32,
     ) -> Result<()> {
-        let mut draft = Draft::default();
+        let mut draft = Draft::of_few_rows();
         let most = *rows.end();
         let x = draft.floats(u64::from(most) * u64::from(self.hidden()));
         self.embed(&mut draft, tokens, x);
@@ -66,11 +68,11 @@ impl Builder<'_> {
             .collect::<Result<Vec<_>>>()?;
         let head = self.few_of_head(most)?;
         let stages = self.stages;
-        let input_of = |i: usize| products.get(i).map_or(head, |p| p[0]).split();
+        let input_of = |i: usize| input(products.get(i).map_or(&head, |p| &p[0]));
         let norm_of = |i: usize| stages.layers.get(i).map_or(stages.norm, |l| l.attention.pre_norm);
 
-        let mut normed = draft.slots.add(input_of(0).bytes());
-        let output = Output::Split(input_of(0));
+        let (output, bytes) = input_of(0);
+        let mut normed = draft.slots.add(bytes);
         self.norm(&mut draft, x, norm_of(0), normed, output)?;
         for (i, layer) in stages.layers.iter().enumerate() {
             let [qkv, o, gate_up, down] = products[i];
@@ -82,30 +84,27 @@ impl Builder<'_> {
             let q = self.rotate(&mut draft, &layer.attention, sums, qkv.splits, most)?;
             let attended = self.attention_few(&mut draft, &layer.attention, q, &o, most)?;
             let sums = self.product_few(&mut draft, o, ids[1], attended, most);
-            normed = draft.slots.add(gate_up.split().bytes());
-            let output = Some((layer.pre_norm, normed, Output::Split(gate_up.split())));
+            let (output, bytes) = input(&gate_up);
+            normed = draft.slots.add(bytes);
+            let next = Some((layer.pre_norm, normed, output));
             let splits = o.splits;
-            self.add_norm(&mut draft, (sums, splits), layer.attention.post_norm, None, x, output)?;
+            self.add_norm(&mut draft, (sums, splits), layer.attention.post_norm, None, x, next)?;
             let sums = self.product_few(&mut draft, gate_up, ids[2], normed, most);
-            let gated = draft.slots.add(down.split().bytes());
-            let geglu = Geglu {
-                width: gate_up.weight.n / 2,
-                splits: gate_up.splits,
-                output: Output::Split(down.split()),
-            };
-            let operands = vec![Operand::Slot(sums), Operand::Slot(gated), ROWS];
-            self.launch(&mut draft, &geglu.kernel()?, operands);
+            let (output, bytes) = input(&down);
+            let gated = draft.slots.add(bytes);
+            let geglu = Geglu { width: gate_up.weight.n / 2, splits: gate_up.splits, output };
+            self.geglu(&mut draft, geglu, sums, gated)?;
             let sums = self.product_few(&mut draft, down, ids[3], gated, most);
             let is_last = i + 1 == stages.layers.len();
             // A head in pieces norms the rows of each.
-            let output = (!is_last || most <= head.rows).then(|| {
-                let next = input_of(i + 1);
-                normed = draft.slots.add(next.bytes());
-                (norm_of(i + 1), normed, Output::Split(next))
+            let next = (!is_last || most <= head.rows).then(|| {
+                let (output, bytes) = input_of(i + 1);
+                normed = draft.slots.add(bytes);
+                (norm_of(i + 1), normed, output)
             });
             let scalar = Some(layer.scalar);
             let splits = down.splits;
-            self.add_norm(&mut draft, (sums, splits), layer.post_norm, scalar, x, output)?;
+            self.add_norm(&mut draft, (sums, splits), layer.post_norm, scalar, x, next)?;
         }
         if most <= head.rows {
             self.head(&mut draft, head, normed, ROWS, 0)?;
@@ -148,7 +147,7 @@ impl Builder<'_> {
         rows: u32,
     ) -> Result<Slot> {
         let Attention { heads, kv_heads, width, window, keys, values, scale, .. } = *attention;
-        let output = Output::Split(o.split());
+        let (output, bytes) = input(o);
         let sms = self.multiprocessors;
         let few = AttentionFew::choose(heads, kv_heads, width, rows, window, output, sms);
         let parts = u64::from(few.splits) * u64::from(rows) * u64::from(heads);
@@ -167,7 +166,7 @@ impl Builder<'_> {
             real(scale),
         ];
         self.launch(draft, &few.kernel()?, operands);
-        let y = draft.slots.add(o.split().bytes());
+        let y = draft.slots.add(bytes);
         let operands =
             vec![Operand::Slot(sums), Operand::Slot(stats), Operand::Slot(y), TABLE, STATE, ROWS];
         self.launch(draft, &few.join()?, operands);
@@ -183,12 +182,13 @@ impl Builder<'_> {
         rows: u32,
         first: u32,
     ) -> Result<()> {
-        let normed = draft.slots.add(head.split().bytes());
+        let (output, bytes) = input(&head);
+        let normed = draft.slots.add(bytes);
         let norm = AddNorm {
             h: self.hidden(),
             splits: 0,
             scalar: false,
-            next: Some(Output::Split(head.split())),
+            next: Some(output),
             weight: vector_type(self.program, self.stages.norm)?,
             cluster: AddNorm::cluster(self.arch),
         };
@@ -220,5 +220,13 @@ impl Builder<'_> {
         ];
         self.launch(draft, &head.kernel()?, operands);
         Ok(())
+    }
+}
+
+/// How the rows that a product reads are left for it, and their bytes.
+fn input(linear: &LinearFew) -> (Output, u64) {
+    match linear.split_input {
+        true => (Output::Split(linear.split()), linear.split().bytes()),
+        false => (Output::Floats, u64::from(linear.rows) * u64::from(linear.weight.k) * 4),
     }
 }

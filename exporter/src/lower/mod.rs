@@ -6,6 +6,7 @@
 
 mod draft;
 mod few;
+mod fusions;
 mod schedule;
 mod scratch;
 mod stages;
@@ -24,6 +25,7 @@ use gemma4_kernels::{Arch, Kernel, Unsupported, measure};
 use rayon::prelude::*;
 use thiserror::Error;
 
+pub use fusions::Fusions;
 use schedule::Schedule;
 use stages::Stages;
 
@@ -141,6 +143,7 @@ pub struct Lowered {
 pub fn lower(
     program: &Program,
     targets: &[Target],
+    fusions: Fusions,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Lowered> {
     let stages = Stages::find(program)?;
@@ -148,7 +151,8 @@ pub fn lower(
         .iter()
         .map(|target| {
             let arch = target.arch();
-            let mut schedule = Schedule::new(program, &stages, arch, target.multiprocessors())?;
+            let sms = target.multiprocessors();
+            let mut schedule = Schedule::new(program, &stages, arch, sms, fusions)?;
             schedule.kernels.extend(measure(arch));
             Ok(schedule)
         })
@@ -192,11 +196,15 @@ pub fn lower(
 ///
 /// # Errors
 /// [`Error::Graph`] and [`Error::Unsupported`].
-pub fn plans_without_code(program: &Program, targets: &[Target]) -> Result<Vec<Plan>> {
+pub fn plans_without_code(
+    program: &Program,
+    targets: &[Target],
+    fusions: Fusions,
+) -> Result<Vec<Plan>> {
     let stages = Stages::find(program)?;
     let plan = |target: &Target| {
         let (arch, multiprocessors) = (target.arch(), target.multiprocessors());
-        let schedule = Schedule::new(program, &stages, arch, multiprocessors)?;
+        let schedule = Schedule::new(program, &stages, arch, multiprocessors, fusions)?;
         Ok(assemble(*target, schedule, "none".to_owned(), |_| 0))
     };
     targets.iter().map(plan).collect()

@@ -8,17 +8,17 @@ use gemma4_format::plan::{
 };
 use gemma4_format::{Program, WeightId};
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionPrefill, Embed, Epilogue, Kernel, LinearMany, ManyOutput, Output,
-    Packed, Randomize, Rope, Sample, panel_elements,
+    AddNorm, Arch, AttentionPrefill, Embed, Epilogue, Geglu, Kernel, LinearMany, ManyOutput,
+    Output, Packed, Randomize, Rope, Sample, panel_elements,
 };
 
-use super::Result;
 use super::draft::{
     Draft, LOGITS, NULL, Operand, ROWS, STATE, TABLE, in_table, number, packed, real, ring,
 };
 use super::scratch::Slot;
 use super::stages::{Attention, Layer, Stages};
 use super::weights::{Packing, in_turns, stacked, vector_type};
+use super::{Fusions, Result};
 
 /// Everything of a plan but the compiled modules.
 pub(super) struct Schedule {
@@ -39,8 +39,9 @@ impl Schedule {
         stages: &Stages,
         arch: Arch,
         multiprocessors: u32,
+        fusions: Fusions,
     ) -> Result<Self> {
-        let mut builder = Builder::new(program, stages, arch, multiprocessors)?;
+        let mut builder = Builder::new(program, stages, arch, multiprocessors, fusions)?;
         let longest = program.method("prefill").map_or(1, |m| m.max_rows);
         builder.reserve_products(longest);
         builder.decode()?;
@@ -71,6 +72,7 @@ pub(super) struct Builder<'a> {
     pub(super) stages: &'a Stages,
     pub(super) arch: Arch,
     pub(super) multiprocessors: u32,
+    pub(super) fusions: Fusions,
     schedule: Schedule,
     known: HashMap<Key, u32>,
     resident: HashMap<WeightId, u32>,
@@ -90,6 +92,7 @@ impl<'a> Builder<'a> {
         stages: &'a Stages,
         arch: Arch,
         multiprocessors: u32,
+        fusions: Fusions,
     ) -> Result<Self> {
         let schedule = Schedule {
             kernels: Vec::new(),
@@ -107,6 +110,7 @@ impl<'a> Builder<'a> {
             stages,
             arch,
             multiprocessors,
+            fusions,
             schedule,
             known: HashMap::new(),
             resident: HashMap::new(),
@@ -216,6 +220,7 @@ impl<'a> Builder<'a> {
         let panels = |columns: u32| panel_elements(room, columns) * 2;
         let many =
             |matrix: Matrix, output| LinearMany::choose(matrix.packed, max_rows, output, self.arch);
+        let gated = if self.fusions.geglu { ManyOutput::Geglu } else { ManyOutput::F32 };
         let products: Vec<[LinearMany; 4]> = self
             .layers
             .iter()
@@ -223,7 +228,7 @@ impl<'a> Builder<'a> {
                 [
                     many(w.qkv, ManyOutput::F32),
                     many(w.o, ManyOutput::F32),
-                    many(w.gate_up, ManyOutput::Geglu),
+                    many(w.gate_up, gated),
                     many(w.down, ManyOutput::F32),
                 ]
             })
@@ -270,8 +275,15 @@ impl<'a> Builder<'a> {
             normed = draft.slots.add(panels(h));
             let next = Some((layer.pre_norm, normed, output));
             self.add_norm(&mut draft, (y, 1), attention.post_norm, None, x, next)?;
-            let gated =
-                product(self, &mut draft, 2, gate_up, normed, panels(gate_up.weight.n / 2))?;
+            let width = gate_up.weight.n / 2;
+            let gated = if self.fusions.geglu {
+                product(self, &mut draft, 2, gate_up, normed, panels(width))?
+            } else {
+                let y = product(self, &mut draft, 2, gate_up, normed, wide(2 * width) * 4)?;
+                let gated = draft.slots.add(panels(width));
+                self.geglu(&mut draft, Geglu { width, splits: 1, output }, y, gated)?;
+                gated
+            };
             let y = product(self, &mut draft, 3, down, gated, wide(h) * 4)?;
             let next = match stages.layers.get(i + 1) {
                 Some(next) => {
@@ -327,11 +339,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Blocks that share a row of a norm: several where there are few rows.
-    fn cluster(&self, output: Option<Output>) -> u32 {
-        match output {
-            Some(Output::Split(_)) => AddNorm::cluster(self.arch),
-            _ => 1,
-        }
+    fn cluster(&self, draft: &Draft) -> u32 {
+        if draft.few_rows { AddNorm::cluster(self.arch) } else { 1 }
     }
 
     /// Norms the residual stream as it is.
@@ -349,7 +358,7 @@ impl<'a> Builder<'a> {
             scalar: false,
             next: Some(output),
             weight: vector_type(self.program, norm)?,
-            cluster: self.cluster(Some(output)),
+            cluster: self.cluster(draft),
         }
         .kernel()?;
         let weight = self.vector(norm);
@@ -370,13 +379,14 @@ impl<'a> Builder<'a> {
         x: Slot,
         next: Option<(WeightId, Slot, Output)>,
     ) -> Result<()> {
+        let (next, apart) = if self.fusions.add_norm { (next, None) } else { (None, next) };
         let kernel = AddNorm {
             h: self.hidden(),
             splits,
             scalar: scalar.is_some(),
             next: next.map(|(.., output)| output),
             weight: vector_type(self.program, post)?,
-            cluster: self.cluster(next.map(|(.., output)| output)),
+            cluster: self.cluster(draft),
         }
         .kernel()?;
         let post = self.vector(post);
@@ -389,6 +399,22 @@ impl<'a> Builder<'a> {
         let operands =
             vec![Operand::Slot(sums), post, scalar, Operand::Slot(x), weight, y, ROWS, eps];
         self.launch(draft, &kernel, operands);
+        match apart {
+            Some((weight, y, output)) => self.norm(draft, x, weight, y, output),
+            None => Ok(()),
+        }
+    }
+
+    /// GEGLU of a product's sums.
+    pub(super) fn geglu(
+        &mut self,
+        draft: &mut Draft,
+        geglu: Geglu,
+        sums: Slot,
+        y: Slot,
+    ) -> Result<()> {
+        let operands = vec![Operand::Slot(sums), Operand::Slot(y), ROWS];
+        self.launch(draft, &geglu.kernel()?, operands);
         Ok(())
     }
 

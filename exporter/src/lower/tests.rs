@@ -1,13 +1,15 @@
 //! Plans of 31B's shapes, without a compiler.
 
+mod fusions;
+
 use gemma4_format::encoding::ZeroType;
 use gemma4_format::plan::{self, Argument, Launch, Lowered, Place, Plan};
 use gemma4_format::{DType, Encoding, Offset, Op, Program, Source, TextDefaults, Weight};
 use gemma4_kernels::Arch;
 
-use super::Target;
 use super::schedule::Schedule;
 use super::stages::Stages;
+use super::{Fusions, Target};
 use crate::methods::trace;
 use crate::model::Config;
 use crate::trace::WeightSpec;
@@ -57,26 +59,29 @@ fn nothing_but_products_touches_the_scratch_that_they_keep_zero() {
     let program = program();
     let stages = Stages::find(&program).unwrap();
     assert_eq!(stages.layers.len(), 60);
-    let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132).unwrap();
     // One word for each multiprocessor.
     let kept = 132 * 4;
-    let lists = schedule.methods.iter().map(|m| &m.launches).chain([&schedule.sample]);
-    let mut products = 0;
-    for launch in lists.flatten() {
-        let symbol = schedule.kernels[launch.kernel as usize].symbol;
-        for argument in &launch.arguments {
-            let offset = match argument {
-                Argument::Address(Place::Scratch, offset) => *offset,
-                Argument::LastRow { place: Place::Scratch, offset, .. } => *offset,
-                _ => continue,
-            };
-            if offset < kept {
-                assert_eq!(symbol, "linear_many");
-                products += 1;
+    let lacking = Fusions::NAMES.map(|name| Fusions::without(name).unwrap());
+    for fusions in lacking.into_iter().chain([Fusions::default()]) {
+        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132, fusions).unwrap();
+        let lists = schedule.methods.iter().map(|m| &m.launches).chain([&schedule.sample]);
+        let mut products = 0;
+        for launch in lists.flatten() {
+            let symbol = schedule.kernels[launch.kernel as usize].symbol;
+            for argument in &launch.arguments {
+                let offset = match argument {
+                    Argument::Address(Place::Scratch, offset) => *offset,
+                    Argument::LastRow { place: Place::Scratch, offset, .. } => *offset,
+                    _ => continue,
+                };
+                if offset < kept {
+                    assert_eq!(symbol, "linear_many");
+                    products += 1;
+                }
             }
         }
+        assert_eq!(products, 4 * 60);
     }
-    assert_eq!(products, 4 * 60);
 }
 
 /// The places at which a form of `verify` leaves logits, in bytes, each with its rows if the form
@@ -103,7 +108,8 @@ fn verify_has_a_form_for_every_number_of_rows_and_logits_of_each() {
         let stages = Stages::find(&program).unwrap();
         for target in Target::DEFAULT {
             let sms = target.multiprocessors();
-            let schedule = Schedule::new(&program, &stages, target.arch(), sms).unwrap();
+            let schedule =
+                Schedule::new(&program, &stages, target.arch(), sms, Fusions::default()).unwrap();
             let forms = schedule.methods.iter().filter(|form| form.method == "verify");
             let mut next = 1;
             for form in forms {
@@ -128,7 +134,8 @@ fn a_plan_without_a_form_for_some_rows_is_refused() {
     let program = program();
     let stages = Stages::find(&program).unwrap();
     for (missing, rows) in [(1, 1), (2, 2), (4, 3), (8, 5)] {
-        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132).unwrap();
+        let schedule =
+            Schedule::new(&program, &stages, Arch::Sm90a, 132, Fusions::default()).unwrap();
         let mut plan = plan(Target::Machine(Arch::Sm90a), schedule);
         plan.methods.retain(|form| form.method != "verify" || form.max_rows != missing);
         let error = gemma4_format::plan::verify(&plan, &program, 1).unwrap_err().to_string();
@@ -177,7 +184,9 @@ fn a_projection_stored_in_another_way_is_named() {
     let odd = program.weights.iter_mut().find(|w| w.name == "layers.3.self_attn.k_proj.weight");
     odd.unwrap().encoding = Encoding::Dense(DType::BF16);
     let stages = Stages::find(&program).unwrap();
-    let error = Schedule::new(&program, &stages, Arch::Sm80, 108).map(|_| ()).unwrap_err();
+    let error = Schedule::new(&program, &stages, Arch::Sm80, 108, Fusions::default())
+        .map(|_| ())
+        .unwrap_err();
     assert!(error.to_string().contains("layers.3.self_attn.k_proj.weight"), "{error}");
 }
 
@@ -187,7 +196,9 @@ fn no_kernel_takes_more_shared_memory_than_its_gpu_has() {
     let stages = Stages::find(&program).unwrap();
     for target in Arch::ALL.map(Target::Machine).into_iter().chain([Target::Ptx]) {
         let arch = target.arch();
-        let schedule = Schedule::new(&program, &stages, arch, target.multiprocessors()).unwrap();
+        let schedule =
+            Schedule::new(&program, &stages, arch, target.multiprocessors(), Fusions::default())
+                .unwrap();
         // PTX is to run where blocks have least.
         let room = if target == Target::Ptx { 99 * 1024 } else { arch.shared_per_block() };
         for kernel in &schedule.kernels {
@@ -212,7 +223,7 @@ fn what_recipes_can_say_has_kernels() {
             let program = program_of(projections, embedding);
             let stages = Stages::find(&program).unwrap();
             for arch in Arch::ALL {
-                let schedule = Schedule::new(&program, &stages, arch, 100);
+                let schedule = Schedule::new(&program, &stages, arch, 100, Fusions::default());
                 assert!(schedule.is_ok(), "{} {}", projections.describe(), embedding.describe());
             }
         }
@@ -237,7 +248,7 @@ fn types_of_gguf_have_kernels_or_are_refused() {
     ] {
         let program = program_of(encoding, Encoding::Dense(DType::BF16));
         let stages = Stages::find(&program).unwrap();
-        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132);
+        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132, Fusions::default());
         assert_eq!(schedule.is_ok(), known, "{name}: {:?}", schedule.map(|_| ()));
     }
 }

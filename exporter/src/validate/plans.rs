@@ -4,13 +4,13 @@ use gemma4_format::Program;
 use gemma4_format::plan::{self, Plan};
 
 use super::report::Status;
-use crate::lower::{self, Target, plans_without_code};
+use crate::lower::{self, Fusions, Target, plans_without_code};
 
 /// What the plans are, a line each; [`Status::NotRun`] for a model that has no kernels.
 pub(super) fn check(program: &Program) -> (Status, Vec<String>) {
     let mut notes = Vec::new();
     for target in Target::DEFAULT {
-        let plan = match plans_without_code(program, &[target]) {
+        let plan = match plans_without_code(program, &[target], Fusions::default()) {
             Ok(mut plans) => plans.pop(),
             Err(error @ (lower::Error::Graph(_) | lower::Error::Unsupported(_))) => {
                 return (Status::NotRun(error.to_string()), notes);

@@ -111,14 +111,25 @@ pub(crate) fn pack(
     sources: [&Stored; 2],
 ) -> Buffer {
     let packed = gpu.poisoned(case.packed.bytes() as usize);
+    pack_into(gpu, case, function, sources, (packed, 0));
+    packed
+}
+
+/// The same into tiles of a packed weight, from one of them on.
+pub(crate) fn pack_into(
+    gpu: &Gpu,
+    case: &Pack,
+    function: crate::device::Function,
+    sources: [&Stored; 2],
+    (packed, first_tile): (Buffer, u32),
+) {
     let mut values = Vec::new();
     for source in sources {
         values.extend(source.upload(gpu));
     }
-    values.extend([Value::At(packed.at), Value::U32(0), Value::U32(case.tiles())]);
+    values.extend([Value::At(packed.at), Value::U32(first_tile), Value::U32(case.tiles())]);
     values.extend([Value::U32(case.rows), Value::U32(case.packed.n)]);
     gpu.launch(&case.kernel().unwrap(), function, 1, &values);
-    packed
 }
 
 fn product(name: &str, encoding: Encoding, n: u32, k: u32, rows: u32, t: u32, arch: Arch) -> Case {

@@ -10,6 +10,7 @@ mod device;
 mod layer;
 mod linear;
 mod many;
+mod merged;
 mod numbers;
 mod prefill;
 mod sampling;
@@ -30,6 +31,7 @@ fn cases() -> Vec<Case> {
     for arch in ARCHES {
         cases.extend(linear::cases(arch));
         cases.extend(many::cases(arch));
+        cases.extend(merged::cases(arch));
     }
     cases.extend(layer::cases(Arch::Sm90a));
     cases.extend(sampling::cases(Arch::Sm90a));

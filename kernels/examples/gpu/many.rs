@@ -14,7 +14,7 @@ use crate::linear::{Stored, encodings, pack};
 use crate::numbers::{Random, distance, from_bf16, to_bf16};
 
 /// Room of panels for `rows` rows, with some to spare.
-fn room(rows: u32) -> u32 {
+pub(crate) fn room(rows: u32) -> u32 {
     rows.next_multiple_of(8) + 16
 }
 
@@ -23,7 +23,7 @@ fn round(x: f32) -> f32 {
 }
 
 /// Rows as panels; what no row covers is NaN.
-fn panels(x: &[f32], columns: u32, room: u32) -> Vec<u16> {
+pub(crate) fn panels(x: &[f32], columns: u32, room: u32) -> Vec<u16> {
     let mut out = vec![0xffff; panel_elements(room, columns) as usize];
     for (row, x) in (0..).zip(x.chunks_exact(columns as usize)) {
         for column in 0..columns.next_multiple_of(64) {
@@ -89,7 +89,7 @@ fn norm_panels(h: u32, rows: u32, arch: Arch) -> Case {
 }
 
 /// Launches a product with fresh scratch. Returns `y`.
-fn launch(
+pub(crate) fn launch(
     gpu: &Gpu,
     linear: &LinearMany,
     kernel: &Kernel,

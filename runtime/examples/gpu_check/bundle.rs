@@ -105,11 +105,28 @@ impl Bundle {
         kernels: &str,
         model: Model,
     ) -> anyhow::Result<Arc<LoadedProgram>> {
-        let file = |folder: &str, ending: &str| {
-            self.directory.join(folder).join(format!("{}.{ending}", model.name()))
-        };
-        let program = file(&format!("programs/{kernels}"), "pte");
-        Ok(Arc::new(LoadedProgram::map(&program, &file("weights", "ptd"))?))
+        self.program_named(kernels, model.name(), model)
+    }
+
+    /// A model's program that lacks a fusion.
+    pub(crate) fn program_without(
+        &self,
+        kernels: &str,
+        model: Model,
+        fusion: &str,
+    ) -> anyhow::Result<Arc<LoadedProgram>> {
+        self.program_named(kernels, &format!("{}-without-{fusion}", model.name()), model)
+    }
+
+    fn program_named(
+        &self,
+        kernels: &str,
+        name: &str,
+        model: Model,
+    ) -> anyhow::Result<Arc<LoadedProgram>> {
+        let program = self.directory.join(format!("programs/{kernels}/{name}.pte"));
+        let weights = self.directory.join(format!("weights/{}.ptd", model.name()));
+        Ok(Arc::new(LoadedProgram::map(&program, &weights)?))
     }
 
     /// A golden tensor.

@@ -10,6 +10,7 @@
 mod bundle;
 mod compare;
 mod exactness;
+mod fusions;
 mod generation;
 mod lengths;
 mod references;
@@ -89,6 +90,15 @@ fn main() -> ExitCode {
                 sessions::run(&mut report, &subject, &truth);
                 generation::run(&mut report, &bundle, &subject, &truth);
                 verify::run(&mut report, &bundle, &subject, &truth);
+                if model == Model::Quantized {
+                    fusions::run(
+                        &mut report,
+                        &bundle,
+                        (&arguments.device, kernels),
+                        &subject,
+                        &truth,
+                    );
+                }
             }
         }
         Ok(report.finish())

@@ -53,7 +53,7 @@ pub(crate) fn quick(report: &mut Report, subject: &Subject, truth: &Truth) {
 }
 
 /// Logits after each of some tokens, read at once.
-fn verified(session: &mut Session, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
+pub(crate) fn verified(session: &mut Session, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     session.verify(tokens)?;
     (0..tokens.len() as u32).map(|row| Ok(session.logits_after(row)?)).collect()
 }
