@@ -152,19 +152,22 @@ impl Packed {
             let layout = layout?;
             common.join(&layout).ok_or_else(|| Unsupported {
                 kernel: "linear_few",
-                reason: format!("no layout holds both {common:?} and {layout:?} exactly"),
+                reason:
+                    "no layout holds both zero points and minimums, or both dense and quantized \
+                         rows"
+                        .to_owned(),
             })
         })
     }
 
     /// The smallest layout that holds what both do.
     fn join(&self, other: &Self) -> Option<Self> {
-        use PackedOffset::{Minimum, Nibble, None, Zero};
+        use PackedOffset::{Minimum, Nibble, None as Nothing, Zero};
         if self == other {
             return Some(*self);
         }
         if self.codes == Codes::Bf16 || other.codes == Codes::Bf16 {
-            return Option::None;
+            return None;
         }
         let in_units = |group| if group == 0 { UNIT_COLUMNS } else { group };
         let group = match self.group == other.group {
@@ -173,11 +176,11 @@ impl Packed {
         };
         let wider = |a: DType, b: DType| if a == b { a } else { DType::F32 };
         let offset = match (self.offset, other.offset) {
-            (None, None) => None,
+            (Nothing, Nothing) => Nothing,
             (Minimum(a), Minimum(b)) => Minimum(wider(a, b)),
-            (Minimum(dtype), None) | (None, Minimum(dtype)) => Minimum(dtype),
-            (None | Nibble | Zero(_), None | Nibble | Zero(_)) => Zero(DType::F32),
-            (Minimum(_), Nibble | Zero(_)) | (Nibble | Zero(_), Minimum(_)) => return Option::None,
+            (Minimum(dtype), Nothing) | (Nothing, Minimum(dtype)) => Minimum(dtype),
+            (Nothing | Nibble | Zero(_), Nothing | Nibble | Zero(_)) => Zero(DType::F32),
+            (Minimum(_), Nibble | Zero(_)) | (Nibble | Zero(_), Minimum(_)) => return None,
         };
         let scale = wider(self.scale, other.scale);
         Some(Self { codes: Codes::Byte, group, scale, offset, ..*self })
