@@ -4,7 +4,8 @@
 # is run with random weights. Takes half a minute of CPU for the digests of the latter.
 # Needs no GPU, but the CUDA compiler (`make cuda-toolchain`) and what
 #   cargo build --release --workspace --bins --examples
-# makes.
+# makes. The model as llama.cpp quantizes it is among them if GEMMA4_FIXTURES names a directory that
+# holds gguf/tiny-31b-Q4_K_M.gguf.
 #   ci/gpu_bundle.sh DIRECTORY
 set -euo pipefail
 
@@ -55,6 +56,10 @@ for arch in sm_90a sm_90; do
     --max-prefill-chunk 64
   export_model tiny-chat-planted "$arch" --prequantized "$work/chat-planted" \
     --max-prefill-chunk 256
+  if [ -n "${GEMMA4_FIXTURES:-}" ]; then
+    export_model tiny-31b-q4_k_m "$arch" --gguf "$GEMMA4_FIXTURES/gguf/tiny-31b-Q4_K_M.gguf" \
+      --max-prefill-chunk 64
+  fi
 done
 # For random weights made on the GPU, and for the file that gpu_check.sh makes with this seed.
 ci/export_model_artifact.sh --random exporter/configs/gemma-4-31b.json --no-data --seed 1 \

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dim::{Dim, Extents, Fact};
 use crate::op::Op;
+use crate::plan::{Argument, Place, Plan};
 use crate::program::{Operand, Program, WeightId};
 
 /// Weights of one use and one encoding.
@@ -82,6 +83,24 @@ pub fn weight_bytes_per_token(program: &Program) -> u64 {
     };
     let row = |id: &WeightId| bytes(id) / u64::from(program.weights[*id as usize].dims[0]);
     whole.iter().map(bytes).sum::<u64>() + rows.difference(&whole).map(row).sum::<u64>()
+}
+
+/// Bytes of packed weights that a plan's decode step reads: each once, but none of a table that is
+/// only gathered from. They differ from what the data file stores where no kernel reads that as it is.
+pub fn packed_bytes_per_token(plan: &Plan) -> u64 {
+    let launches = plan.methods.iter().filter(|m| m.method == "decode").flat_map(|m| &m.launches);
+    let mut whole = BTreeSet::new();
+    for launch in launches {
+        let kernel = plan.kernels.get(launch.kernel as usize);
+        if kernel.is_none_or(|kernel| kernel.symbol == "embed") {
+            continue;
+        }
+        whole.extend(launch.arguments.iter().filter_map(|argument| match argument {
+            Argument::Address(Place::Packed(id), _) => Some(*id),
+            _ => None,
+        }));
+    }
+    whole.iter().filter_map(|id| plan.packed.get(*id as usize)).map(|packed| packed.bytes).sum()
 }
 
 /// Elements of all buffers at a context length; a device multiplies with its element size.

@@ -64,9 +64,12 @@ __device__ __forceinline__ void load_pairs(float (&out)[SUMS][2], const u8* base
         }
     } else {
         u32 pairs[SUMS];
-        if constexpr (SUMS == 4) {
-            const uint4 v = load<uint4>(at);
-            pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
+        if constexpr (SUMS >= 4) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i += 4) {
+                const uint4 v = load<uint4>(at + 4 * i);
+                pairs[i] = v.x, pairs[i + 1] = v.y, pairs[i + 2] = v.z, pairs[i + 3] = v.w;
+            }
         } else if constexpr (SUMS == 2) {
             const uint2 v = load<uint2>(at);
             pairs[0] = v.x, pairs[1] = v.y;
@@ -124,6 +127,12 @@ __device__ __forceinline__ void multiply(int (&c)[4], const u32 (&a)[4], u32 b0,
                      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// The same for 16 columns of signed codes: half of the fragments.
+__device__ __forceinline__ void multiply_half(int (&c)[4], u32 a0, u32 a1, u32 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(b));
+}
 __device__ __forceinline__ void multiply(float (&c)[4], const uint4& a, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -153,9 +162,31 @@ __device__ __forceinline__ void accumulate_dense(Sums& sums, const Unit& unit, c
         }
 }
 
+// block += a group's scaled sums, of integers of which those over the upper and the lower limb lie side by side.
+__device__ __forceinline__ void add_group(float (&block)[2], const int (&c)[4], const Unit& unit, int group,
+                                          const float (&x_sums)[SUMS]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = float(c[2 * h] * 128 + c[2 * h + 1]);
+        if constexpr (GROUPS == 0) {
+            block[h] = sum;
+        } else {
+            const float scale = unit.scales[group][h], x_sum = x_sums[group];
+            if constexpr (OFFSET == MINIMUM)
+                block[h] = fmaf(unit.offsets[group][h], x_sum, block[h]);
+            else if constexpr (OFFSET != NO_OFFSET)
+                sum = fmaf(-unit.offsets[group][h], x_sum, sum);
+            else if constexpr (BITS == 4)
+                sum = fmaf(-8.0f, x_sum, sum);
+            block[h] = fmaf(scale, sum, block[h]);
+        }
+    }
+}
+
 __device__ __forceinline__ void accumulate(Sums& sums, const Unit& unit, const u8* x, u32 chunk, u32 lane) {
     constexpr u32 LOW = 0x0f0f0f0fu;
-    constexpr int GROUP_BLOCKS = GROUPS > 0 ? 4 / GROUPS : 4;  // blocks of 32 columns that share a scale
+    constexpr int HALVES = GROUPS == 8 ? 2 : 1;  // products of a block of 32 columns
+    constexpr int GROUP_PRODUCTS = GROUPS > 0 ? 4 * HALVES / GROUPS : 4;
     const float* x_sums = (const float*)(x + SUMS_AT) + chunk * VIRTUAL * SUMS;
     const float* x_scales = (const float*)(x + X_SCALES_AT) + chunk * VIRTUAL;
     int c[N_TILES][4];
@@ -165,8 +196,10 @@ __device__ __forceinline__ void accumulate(Sums& sums, const Unit& unit, const u
     for (int j = 0; j < N_TILES; j++) {
         block[j][0] = block[j][1] = 0.0f;
         const float* at = x_sums + virtual_of(j, lane) * SUMS;
-        if constexpr (SUMS == 4) *(float4*)group_sums[j] = *(const float4*)at;
-        else if constexpr (SUMS == 2) *(float2*)group_sums[j] = *(const float2*)at;
+        if constexpr (SUMS >= 4) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i += 4) *(float4*)(group_sums[j] + i) = *(const float4*)(at + i);
+        } else if constexpr (SUMS == 2) *(float2*)group_sums[j] = *(const float2*)at;
         else group_sums[j][0] = *at;
     }
 #pragma unroll
@@ -183,26 +216,14 @@ __device__ __forceinline__ void accumulate(Sums& sums, const Unit& unit, const u
 #pragma unroll
         for (int j = 0; j < N_TILES; j++) {
             if (i % 2 == 0) b[j] = ((const uint4*)x)[((chunk * 2 + i / 2) * COLUMNS + column_of(j, lane)) * 4 + lane % 4];
-            if (i % GROUP_BLOCKS == 0) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
-            multiply(c[j], a, i % 2 ? b[j].z : b[j].x, i % 2 ? b[j].w : b[j].y);
-            if ((i + 1) % GROUP_BLOCKS == 0) {
-                const int group = i / GROUP_BLOCKS;
+            const u32 b0 = i % 2 ? b[j].z : b[j].x, b1 = i % 2 ? b[j].w : b[j].y;
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float sum = float(c[j][2 * h] * 128 + c[j][2 * h + 1]);
-                    if constexpr (GROUPS == 0) {
-                        block[j][h] = sum;
-                    } else {
-                        const float scale = unit.scales[group][h], x_sum = group_sums[j][group];
-                        if constexpr (OFFSET == MINIMUM)
-                            block[j][h] = fmaf(unit.offsets[group][h], x_sum, block[j][h]);
-                        else if constexpr (OFFSET != NO_OFFSET)
-                            sum = fmaf(-unit.offsets[group][h], x_sum, sum);
-                        else if constexpr (BITS == 4)
-                            sum = fmaf(-8.0f, x_sum, sum);
-                        block[j][h] = fmaf(scale, sum, block[j][h]);
-                    }
-                }
+            for (int half = 0; half < HALVES; half++) {
+                const int product = i * HALVES + half;
+                if (product % GROUP_PRODUCTS == 0) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
+                if constexpr (HALVES == 2) multiply_half(c[j], a[2 * half], a[2 * half + 1], half ? b1 : b0);
+                else multiply(c[j], a, b0, b1);
+                if ((product + 1) % GROUP_PRODUCTS == 0) add_group(block[j], c[j], unit, product / GROUP_PRODUCTS, group_sums[j]);
             }
         }
     }
@@ -287,7 +308,7 @@ struct Walk {
 
 // x: float32 [T, K], or split as in split.cuh (SPLIT_INPUT); y [SPLITS, T, N] partial sums, or with an epilogue [T, N] (GEGLU: [T, N / 2],
 // rows 8 of gate and 8 of up in turns); cap of SOFTCAP.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BULK || X_ROWS == 8 ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BULK || X_ROWS == 8 || GROUPS == 8 ? 1 : 2)
     linear_few(const u8* __restrict__ weight, const void* __restrict__ x, float* __restrict__ y, u32 rows, float cap) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

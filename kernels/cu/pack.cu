@@ -2,10 +2,15 @@
 //
 // One warp per unit. Tile `i` of the launch takes its rows 8 h + g from source `h`, row
 // i * TILE_STRIDE + h * HALF_STRIDE + g: with strides 16 and 8 and both sources equal, the rows of
-// one matrix in order; with strides 8 and 0, the rows of two matrices (gate and up) in turns of eight.
+// one matrix in order; with strides 8 and 0, the rows of two matrices (gate and up) in turns of eight,
+// of which HALVES (a bit for each source) are written.
 //
-// Instantiated by packed.cuh's constants, SOURCE_BITS (4, 5, 6, 8; 16 for bfloat16), SOURCE_GROUP,
-// SOURCE_OFFSET_TYPE (F32, F16, BF16, or 3 for bytes, 4 for nibbles), TILE_STRIDE, HALF_STRIDE.
+// Matrices that share a packed weight may be stored in different ways, where one layout holds all of
+// their numbers exactly: scales become float32, groups smaller, and what has no offset gets one of 0.
+//
+// Instantiated by packed.cuh's constants, SOURCE_BITS (4, 5, 6, 8; 16 for bfloat16), SOURCE_GROUP, SOURCE_SCALE
+// (type), SOURCE_OFFSET (NO_OFFSET, ZERO or MINIMUM), SOURCE_OFFSET_TYPE (F32, F16, BF16, or 3 for bytes, 4 for
+// nibbles), TILE_STRIDE, HALF_STRIDE, HALVES (3 with 4 bits, where a byte has codes of both sources).
 #include "packed.cuh"
 
 constexpr int BYTE_ZERO = 3, PACKED_ZERO = 4;
@@ -30,20 +35,23 @@ __device__ __forceinline__ u32 code(const Matrix& m, u64 row, u32 column) {
     return value;
 }
 
-// A code as it is stored in the unit: unsigned in 4 bits, centred in 8.
+// What is taken from the codes: in 8 bits they are signed, those with a minimum fit as they are.
+constexpr int CENTRE = BITS == 8 && SOURCE_OFFSET != MINIMUM ? 1 << (SOURCE_BITS - 1) : 0;
+
+// A code as it is stored in the unit.
 __device__ __forceinline__ u32 stored_code(const Matrix& m, u64 row, u32 column, bool inside) {
-    constexpr int CENTRE = BITS == 8 ? 1 << (SOURCE_BITS - 1) : 0;
     return inside && column < K ? (code(m, row, column) - CENTRE) & 255 : 0;
 }
 
 __device__ __forceinline__ float offset(const Matrix& m, u64 row, u32 group) {
-    constexpr float CENTRE = BITS == 8 && OFFSET == ZERO ? 1 << (SOURCE_BITS - 1) : 0;
-    if constexpr (SOURCE_OFFSET_TYPE == PACKED_ZERO)
-        return float(m.offsets[row * ceil_div(SOURCE_GROUPS, 2) + group / 2] >> (group % 2 * 4) & 15);
+    if constexpr (SOURCE_OFFSET == NO_OFFSET)
+        return 0.0f;
+    else if constexpr (SOURCE_OFFSET_TYPE == PACKED_ZERO)
+        return float(m.offsets[row * ceil_div(SOURCE_GROUPS, 2) + group / 2] >> (group % 2 * 4) & 15) - float(CENTRE);
     else if constexpr (SOURCE_OFFSET_TYPE == BYTE_ZERO)
-        return float(m.offsets[row * SOURCE_GROUPS + group]) - CENTRE;
+        return float(m.offsets[row * SOURCE_GROUPS + group]) - float(CENTRE);
     else
-        return read_float<SOURCE_OFFSET_TYPE>(m.offsets, row * SOURCE_GROUPS + group) - CENTRE;
+        return read_float<SOURCE_OFFSET_TYPE>(m.offsets, row * SOURCE_GROUPS + group) - float(CENTRE);
 }
 
 template <int TYPE>
@@ -76,8 +84,11 @@ extern "C" __global__ void __launch_bounds__(256)
     const u32 column = unit * UNIT_COLUMNS;
     const auto source_row = [&](u32 h, u32 g) { return u64(tile) * TILE_STRIDE + h * HALF_STRIDE + g; };
 
+    const auto written = [](u32 h) { return (HALVES >> h & 1) != 0; };
+
     for (u32 i = 0; i < CODE_BYTES / 512; i++)
         for (u32 j = 0; j < 4; j++) {
+            if (BITS != 4 && !written(j % 2)) continue;
             u32 word = 0;
             for (u32 b = 0; b < 4; b++) {
                 if constexpr (BITS == 4) {
@@ -103,10 +114,11 @@ extern "C" __global__ void __launch_bounds__(256)
     if constexpr (GROUPS > 0) {
         for (u32 at = lane; at < UNIT_ROWS * GROUPS; at += WARP) {
             const u32 h = at % 2, k = column + at / 2 % GROUPS * GROUP;
+            if (!written(h)) continue;
             const u64 row = source_row(h, at / (2 * GROUPS));
             const bool inside = row < rows && k < K;
             const u32 group = k / SOURCE_GROUP;
-            const float scale = inside ? read_float<SCALE>(source(h).scales, row * SOURCE_GROUPS + group) : 0.0f;
+            const float scale = inside ? read_float<SOURCE_SCALE>(source(h).scales, row * SOURCE_GROUPS + group) : 0.0f;
             write_float<SCALE>(out + SCALE_AT, at, scale);
             if constexpr (OFFSET == ZERO || OFFSET == MINIMUM)
                 write_float<OFFSET_TYPE>(out + OFFSET_AT, at, inside ? offset(source(h), row, group) : 0.0f);
@@ -122,11 +134,11 @@ extern "C" __global__ void __launch_bounds__(256)
                 out[OFFSET_AT + at] = byte;
             }
     } else if constexpr (BITS != 16) {
-        if (unit == 0 && lane < UNIT_ROWS) {
-            const u32 h = lane / 8;
+        const u32 h = lane / 8;
+        if (unit == 0 && lane < UNIT_ROWS && written(h)) {
             const u64 row = source_row(h, lane % 8);
             float* pair = (float*)(packed + row_scales_at(n)) + 2 * (u64(first + tile) * UNIT_ROWS + lane);
-            pair[0] = row < rows ? read_float<SCALE>(source(h).scales, row) : 0.0f;
+            pair[0] = row < rows ? read_float<SOURCE_SCALE>(source(h).scales, row) : 0.0f;
             pair[1] = row < rows && OFFSET == ZERO ? offset(source(h), row, 0) : 0.0f;
         }
     }

@@ -8,7 +8,8 @@
 //            4 bits: [half of 64 columns][lane] 4 words; word 2 s + r holds columns
 //                    32 s + 16 r + 4 t + byte of the half; row g in low nibbles, g + 8 in high ones
 //            8 bits, signed: [block of 32 columns][lane] 4 words; word 2 r + h holds row g + 8 h,
-//                    columns 16 r + 4 t + byte
+//                    columns 16 r + 4 t + byte; codes are moved to the middle, but for those with a
+//                    minimum, which stay unsigned below 64
 //            16 bits, bfloat16: [block of 16 columns][lane] 4 words; word 2 r + h holds row g + 8 h,
 //                    columns 8 r + 2 t + {0, 1}
 //   scales   [g][group of the unit][h] for rows g + 8 h; none if the scale is that of the whole row

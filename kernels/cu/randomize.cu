@@ -25,16 +25,17 @@ extern "C" __global__ void __launch_bounds__(256) randomize(u8* packed, u32 seed
     if (index >= u64(ceil_div(N, UNIT_ROWS)) * UNITS) return;
     u8* unit = packed + index * UNIT_BYTES;
     const auto random = [&](u32 i) { return hash((index << 12 | i) ^ u64(seed) << 40); };
-    // Codes are uniform: their deviation is 2^bits / sqrt(12).
-    const float scale = spread * 3.46f / (1 << (BITS == 16 ? 0 : BITS));
+    // Codes are uniform: their deviation is their number / sqrt(12).
+    constexpr bool UNSIGNED_BYTES = BITS == 8 && OFFSET == MINIMUM;
+    const float scale = spread * 3.46f / (UNSIGNED_BYTES ? 64 : 1 << (BITS == 16 ? 0 : BITS));
     if constexpr (BITS == 16) {
         for (u32 i = lane; i < CODE_BYTES / 2; i += WARP) ((u16*)unit)[i] = bf16_round(spread * 3.46f * (random(i) * 0x1p-32f - 0.5f));
     } else {
-        for (u32 i = lane; i < CODE_BYTES / 4; i += WARP) ((u32*)unit)[i] = random(i);
+        for (u32 i = lane; i < CODE_BYTES / 4; i += WARP) ((u32*)unit)[i] = random(i) & (UNSIGNED_BYTES ? 0x3F3F3F3Fu : ~0u);
         for (u32 i = lane; i < UNIT_ROWS * GROUPS; i += WARP) {
             write<SCALE>(unit + SCALE_AT, i, scale * (0.75f + random(i + 2048) * 0x1p-33f));
             if constexpr (OFFSET == ZERO) write<OFFSET_TYPE>(unit + OFFSET_AT, i, 7.5f);
-            if constexpr (OFFSET == MINIMUM) write<OFFSET_TYPE>(unit + OFFSET_AT, i, -7.5f * scale);
+            if constexpr (OFFSET == MINIMUM) write<OFFSET_TYPE>(unit + OFFSET_AT, i, (UNSIGNED_BYTES ? -31.5f : -7.5f) * scale);
         }
         if constexpr (OFFSET == NIBBLE_ZERO)
             for (u32 i = lane; i < UNIT_ROWS * GROUPS / 2; i += WARP) unit[OFFSET_AT + i] = random(i + 3072) & 1 ? 0x87 : 0x78;

@@ -228,7 +228,12 @@ impl LinearFew {
             symbol: "linear_few",
             grid: [
                 Count::Multiprocessors {
-                    times: if self.ring.is_some() || self.rows == 8 { 1 } else { 2 },
+                    // As many blocks as the kernel's registers allow.
+                    times: if self.ring.is_some() || self.rows == 8 || self.weight.groups() == 8 {
+                        1
+                    } else {
+                        2
+                    },
                     share: self.splits,
                     limit: self.weight.tiles().div_ceil(self.warps),
                 },

@@ -4,8 +4,9 @@
 //! order in which the tensor cores read them. [`panel_index`] is their definition.
 
 use crate::contract::{args, source};
-use crate::packed::{Codes, Packed};
+use crate::packed::{Codes, Packed, PackedOffset};
 use crate::{Amount, Arch, Kernel, Unsupported};
+use gemma4_format::DType;
 use gemma4_format::plan::Count;
 
 /// Columns of a panel.
@@ -111,10 +112,12 @@ impl LinearMany {
     /// The kernel of `arch` that computes `rows` rows fastest.
     pub fn choose(weight: Packed, rows: u32, output: ManyOutput, arch: Arch) -> Self {
         let hopper = arch == Arch::Sm90a;
+        let wide_factors = weight.offset == PackedOffset::Minimum(DType::F32);
         let sizes: &[u32] = match (hopper, weight.codes) {
             (true, _) => &[64, 96, 128, 160, 192, 224, 256],
-            (false, Codes::Nibble) => &[32, 64, 128],
-            // Wider codes leave too few registers for the sums of 128 rows.
+            (false, Codes::Nibble) if !wide_factors => &[32, 64, 128],
+            // Wider codes or factors leave too few registers for the sums of 128 rows.
+            (false, Codes::Byte) if wide_factors && weight.group == 16 => &[32],
             (false, _) => &[32, 64],
         };
         let cost = |tokens: &u32| u64::from(rows.div_ceil(*tokens)) * u64::from(tokens + TILE_COST);

@@ -17,7 +17,8 @@ pub const UNIT_COLUMNS: u32 = 128;
 pub enum Codes {
     /// Unsigned, 4 bits.
     Nibble,
-    /// Signed, 8 bits (5, 6 and 8 bits in the data file).
+    /// Signed, 8 bits (5, 6 and 8 bits in the data file; 4 where a matrix of more bits shares the
+    /// weight). The middle code is 0, but codes with a minimum are stored as they are.
     Byte,
     /// bfloat16 numbers, not quantized.
     Bf16,
@@ -55,7 +56,7 @@ pub struct Packed {
     pub k: u32,
     /// Stored codes.
     pub codes: Codes,
-    /// Columns that share a scale: 32, 64 or 128; 0 if a whole row does.
+    /// Columns that share a scale: 16 (only of [`Codes::Byte`]), 32, 64 or 128; 0 if a whole row does.
     pub group: u32,
     /// Type of the scales.
     pub scale: DType,
@@ -100,6 +101,7 @@ impl Packed {
         let codes = if bits == 4 { Codes::Nibble } else { Codes::Byte };
         let group = match group {
             32 | 64 => group,
+            16 if codes == Codes::Byte => group,
             // A scale of a whole row is applied once, after all sums.
             whole
                 if whole == k && codes == Codes::Byte && !matches!(offset, Offset::Minimum(_)) =>
@@ -109,8 +111,8 @@ impl Packed {
             multiple if multiple % UNIT_COLUMNS == 0 => UNIT_COLUMNS,
             other => {
                 return Err(unsupported(format!(
-                    "groups of {other} columns: known are 32, 64, multiples of 128, and for \
-                     8-bit codes whole rows"
+                    "groups of {other} columns: known are 32, 64, multiples of 128, and for codes \
+                     of more than 4 bits 16 and whole rows"
                 )));
             }
         };
@@ -121,12 +123,67 @@ impl Packed {
             (Offset::Zero(_), Codes::Byte) => PackedOffset::Zero(DType::F32),
             (Offset::Zero(ZeroType::F16), _) => PackedOffset::Zero(DType::F16),
             (Offset::Zero(ZeroType::U8 | ZeroType::BF16), _) => PackedOffset::Zero(DType::BF16),
-            (Offset::Minimum(_), Codes::Byte) if bits == 8 || bits == 5 || bits == 6 => {
-                return Err(unsupported(format!("{bits}-bit codes with a minimum")));
+            // Unsigned, they would not fit into signed bytes.
+            (Offset::Minimum(_), Codes::Byte) if bits == 8 => {
+                return Err(unsupported("8-bit codes with a minimum".to_owned()));
             }
             (Offset::Minimum(dtype), _) => PackedOffset::Minimum(dtype),
         };
         Ok(Self { n, k, codes, group, scale, offset })
+    }
+
+    /// The layout of a weight `[n, k]` whose rows are stored in several ways: the smallest that
+    /// holds the numbers of each exactly.
+    ///
+    /// Matrices of one layout keep it. Otherwise codes take 8 bits, groups are the smallest, types
+    /// of scales and minimums that differ become float32, and all rows have a zero point or a
+    /// minimum where some do.
+    ///
+    /// # Errors
+    /// [`Unsupported`] if there is none: dense beside quantized matrices, or zero points beside
+    /// minimums.
+    pub fn common(encodings: &[Encoding], n: u32, k: u32) -> Result<Self, Unsupported> {
+        let mut layouts = encodings.iter().map(|encoding| Self::new(*encoding, n, k));
+        let first = layouts.next().unwrap_or_else(|| {
+            let reason = "a weight of no matrices".to_owned();
+            Err(Unsupported { kernel: "linear_few", reason })
+        })?;
+        layouts.try_fold(first, |common, layout| {
+            let layout = layout?;
+            common.join(&layout).ok_or_else(|| Unsupported {
+                kernel: "linear_few",
+                reason:
+                    "no layout holds both zero points and minimums, or both dense and quantized \
+                         rows"
+                        .to_owned(),
+            })
+        })
+    }
+
+    /// The smallest layout that holds what both do.
+    fn join(&self, other: &Self) -> Option<Self> {
+        use PackedOffset::{Minimum, Nibble, None as Nothing, Zero};
+        if self == other {
+            return Some(*self);
+        }
+        if self.codes == Codes::Bf16 || other.codes == Codes::Bf16 {
+            return None;
+        }
+        let in_units = |group| if group == 0 { UNIT_COLUMNS } else { group };
+        let group = match self.group == other.group {
+            true => self.group,
+            false => in_units(self.group).min(in_units(other.group)),
+        };
+        let wider = |a: DType, b: DType| if a == b { a } else { DType::F32 };
+        let offset = match (self.offset, other.offset) {
+            (Nothing, Nothing) => Nothing,
+            (Minimum(a), Minimum(b)) => Minimum(wider(a, b)),
+            (Minimum(dtype), Nothing) | (Nothing, Minimum(dtype)) => Minimum(dtype),
+            (Nothing | Nibble | Zero(_), Nothing | Nibble | Zero(_)) => Zero(DType::F32),
+            (Minimum(_), Nibble | Zero(_)) | (Nibble | Zero(_), Minimum(_)) => return None,
+        };
+        let scale = wider(self.scale, other.scale);
+        Some(Self { codes: Codes::Byte, group, scale, offset, ..*self })
     }
 
     /// Tiles of 16 rows.
@@ -194,6 +251,10 @@ pub enum Order {
     /// Eight rows of the first matrix (gate), eight of the second (up), and so on, as the GEGLU
     /// epilogue wants them.
     Turns,
+    /// The rows that [`Order::Turns`] takes from the first matrix, alone. Both sources of the kernel are it.
+    FirstTurns,
+    /// Those of the second.
+    SecondTurns,
 }
 
 /// Rewrites a stored matrix (or two) into a part of a packed weight, once at load.
@@ -218,42 +279,52 @@ impl Pack {
     pub fn tiles(&self) -> u32 {
         match self.order {
             Order::Rows => self.rows.div_ceil(TILE_ROWS),
-            Order::Turns => self.rows.div_ceil(TILE_ROWS / 2),
+            Order::Turns | Order::FirstTurns | Order::SecondTurns => {
+                self.rows.div_ceil(TILE_ROWS / 2)
+            }
         }
     }
 
-    /// The kernel, if the source has the packed layout.
+    /// The kernel, if the packed layout holds the numbers of the source.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
         let unsupported = |reason: String| Err(Unsupported { kernel: "pack", reason });
-        let wanted = Packed::new(self.source, self.packed.n, self.packed.k)?;
-        if wanted != self.packed {
+        let own = Packed::new(self.source, self.packed.n, self.packed.k)?;
+        if own.join(&self.packed) != Some(self.packed) {
             return unsupported(format!("{:?} does not pack into {:?}", self.source, self.packed));
         }
-        let (bits, group, offset) = match self.source {
-            Encoding::Dense(_) => (16, 1, "0"),
-            Encoding::Quantized { bits, group, offset, .. } => {
+        let (bits, group, scale, (offset, offset_type)) = match self.source {
+            Encoding::Dense(dtype) => (16, 1, dtype, ("0", "0")),
+            Encoding::Quantized { bits, group, scale, offset } => {
                 let offset = match offset {
-                    Offset::Symmetric => "0",
-                    Offset::Zero(ZeroType::Nibble) => "4",
-                    Offset::Zero(ZeroType::U8) => "3",
-                    Offset::Zero(ZeroType::F16) => type_code(DType::F16),
-                    Offset::Zero(ZeroType::BF16) => type_code(DType::BF16),
-                    Offset::Minimum(dtype) => type_code(dtype),
+                    Offset::Symmetric => ("0", "0"),
+                    Offset::Zero(ZeroType::Nibble) => ("2", "4"),
+                    Offset::Zero(ZeroType::U8) => ("2", "3"),
+                    Offset::Zero(ZeroType::F16) => ("2", type_code(DType::F16)),
+                    Offset::Zero(ZeroType::BF16) => ("2", type_code(DType::BF16)),
+                    Offset::Minimum(dtype) => ("3", type_code(dtype)),
                 };
-                (bits, group, offset)
+                (bits, group, scale, offset)
             }
         };
-        let (tile_stride, half_stride) = match self.order {
-            Order::Rows => (16, 8),
-            Order::Turns => (8, 0),
+        let (tile_stride, half_stride, halves) = match self.order {
+            Order::Rows => (16, 8, 3),
+            Order::Turns => (8, 0, 3),
+            Order::FirstTurns => (8, 0, 1),
+            Order::SecondTurns => (8, 0, 2),
         };
+        if halves != 3 && self.packed.codes == Codes::Nibble {
+            return unsupported("codes of two rows share a byte".to_owned());
+        }
         let mut defines = self.packed.defines();
         defines.extend([
             ("SOURCE_BITS", bits.to_string()),
             ("SOURCE_GROUP", group.to_string()),
-            ("SOURCE_OFFSET_TYPE", offset.to_owned()),
+            ("SOURCE_SCALE", type_code(scale).to_owned()),
+            ("SOURCE_OFFSET", offset.to_owned()),
+            ("SOURCE_OFFSET_TYPE", offset_type.to_owned()),
             ("TILE_STRIDE", tile_stride.to_string()),
             ("HALF_STRIDE", half_stride.to_string()),
+            ("HALVES", halves.to_string()),
         ]);
         let units = self.tiles() * self.packed.units();
         Ok(Kernel {

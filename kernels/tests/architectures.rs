@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Order, Output, Pack,
-    Packed, Rope, Sample, measure,
+    AddNorm, Arch, AttentionFew, Codes, Embed, Epilogue, Geglu, Kernel, LinearFew, Order, Output,
+    Pack, Packed, PackedOffset, Randomize, Rope, Sample, measure,
 };
 
 const INT4: Encoding = Encoding::Quantized {
@@ -19,6 +19,43 @@ const INT4: Encoding = Encoding::Quantized {
 
 fn int8(k: u32) -> Encoding {
     Encoding::Quantized { bits: 8, group: k, scale: DType::BF16, offset: Offset::Symmetric }
+}
+
+/// Types of GGUF, as they are stored.
+const Q4_K: Encoding = gguf(4, 32, Offset::Minimum(DType::F32));
+const Q5_K: Encoding = gguf(5, 32, Offset::Minimum(DType::F32));
+const Q6_K: Encoding = gguf(6, 16, Offset::Symmetric);
+
+const fn gguf(bits: u8, group: u32, offset: Offset) -> Encoding {
+    Encoding::Quantized { bits, group, scale: DType::F32, offset }
+}
+
+/// The kernels of a decode step over weights of GGUF's types, at the largest shapes.
+fn gguf_products(arch: Arch) -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for (encodings, n, k, epilogue) in [
+        (&[Q4_K][..], 43008, 5376, Epilogue::Partial),
+        (&[Q5_K], 16384, 5376, Epilogue::Partial),
+        (&[Q6_K], 5376, 21504, Epilogue::Partial),
+        (&[Q6_K], 262_144, 5376, Epilogue::SoftCap),
+        (&[Q4_K, Q6_K], 16384, 5376, Epilogue::Partial),
+        (&[Q4_K, Q6_K], 1024, 512, Epilogue::Geglu),
+    ] {
+        let weight = Packed::common(encodings, n, k).unwrap();
+        for rows in [1, 2, 4, 8] {
+            if let Ok(linear) = LinearFew::choose(weight, rows, epilogue, true, arch, 132) {
+                kernels.push(linear.kernel().unwrap());
+                let output = Output::Split(linear.split());
+                kernels.push(Geglu { width: k, splits: 3, output }.kernel().unwrap());
+            } else {
+                // A head whose activations do not fit is multiplied in pieces of the rows.
+                assert!(rows > 1 && epilogue == Epilogue::SoftCap, "{arch} {rows} {weight:?}");
+            }
+        }
+        kernels.push(Embed { weight }.kernel());
+        kernels.push(Randomize { weight }.kernel());
+    }
+    kernels
 }
 
 /// The kernels of a decode step, at the largest shapes.
@@ -75,6 +112,7 @@ fn hot(arch: Arch) -> Vec<Kernel> {
     let sample = Sample { vocabulary: 262_144 };
     kernels.extend([sample.maxima().unwrap(), sample.kernel().unwrap()]);
     kernels.extend(measure(arch));
+    kernels.extend(gguf_products(arch));
     kernels
 }
 
@@ -115,13 +153,48 @@ fn pack_compiles_for_every_encoding() {
     let Ok(nvrtc) = Nvrtc::find() else {
         return println!("not run: no CUDA compiler (make cuda-toolchain)");
     };
-    for encoding in [INT4, int8(256), Encoding::Dense(DType::BF16)] {
-        let packed = Packed::new(encoding, 64, 256).unwrap();
-        let pack = Pack { source: encoding, packed, order: Order::Rows, rows: 64 };
+    let pack = |source, packed, order| Pack { source, packed, order, rows: 64 };
+    let alone = [INT4, int8(256), Encoding::Dense(DType::BF16), Q4_K, Q5_K, Q6_K];
+    let mut packs: Vec<Pack> = alone
+        .into_iter()
+        .map(|source| pack(source, Packed::new(source, 64, 256).unwrap(), Order::Rows))
+        .collect();
+    let mixed = Packed::common(&[Q4_K, Q6_K], 128, 256).unwrap();
+    packs.push(pack(Q4_K, mixed, Order::FirstTurns));
+    packs.push(pack(Q6_K, mixed, Order::SecondTurns));
+    let zeros = Packed::common(&[INT4, int8(256)], 64, 256).unwrap();
+    packs.extend([INT4, int8(256)].map(|source| pack(source, zeros, Order::Rows)));
+    for pack in packs {
         for arch in Arch::ALL {
             nvrtc.cubin(&pack.kernel().unwrap(), arch).unwrap();
         }
     }
+}
+
+#[test]
+fn matrices_stored_in_different_ways_have_the_smallest_layout_that_holds_all() {
+    let common = |encodings: &[Encoding]| Packed::common(encodings, 64, 256);
+    let mixed = common(&[Q4_K, Q6_K, Q5_K]).unwrap();
+    assert_eq!((mixed.codes, mixed.group, mixed.scale), (Codes::Byte, 16, DType::F32));
+    assert_eq!(mixed.offset, PackedOffset::Minimum(DType::F32));
+    // 8 bits, and of 16 columns two numbers of 32 bits.
+    assert_eq!(mixed.bytes(), 64 * 256 * 12 / 8);
+    assert_eq!(common(&[Q6_K, Q6_K]).unwrap(), Packed::new(Q6_K, 64, 256).unwrap());
+    assert_eq!(common(&[INT4, int8(256)]).unwrap().offset, PackedOffset::Zero(DType::F32));
+    assert_eq!(common(&[int8(256), int8(32)]).unwrap().group, 32);
+    for beside in [INT4, Encoding::Dense(DType::BF16)] {
+        let error = common(&[Q4_K, beside]).unwrap_err().to_string();
+        assert!(error.contains("no layout holds both"), "{error}");
+    }
+    let turns = Pack {
+        source: Q4_K,
+        packed: Packed::new(Q4_K, 64, 256).unwrap(),
+        order: Order::FirstTurns,
+        rows: 32,
+    };
+    assert!(turns.kernel().unwrap_err().to_string().contains("share a byte"));
+    let narrower = Pack { packed: Packed::new(Q6_K, 64, 256).unwrap(), ..turns };
+    assert!(narrower.kernel().unwrap_err().to_string().contains("does not pack into"));
 }
 
 #[test]

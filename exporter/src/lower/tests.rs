@@ -230,25 +230,68 @@ fn what_recipes_can_say_has_kernels() {
     }
 }
 
-/// The encodings of GGUF types; those with minimums in more than 4 bits, and Q6_K's small groups,
-/// have no kernel.
+/// The encodings of GGUF types, of projections and of the embedding, which is the head too.
 #[test]
-fn types_of_gguf_have_kernels_or_are_refused() {
-    let codes = |bits, group, scale, offset| Encoding::Quantized { bits, group, scale, offset };
-    let minimum = Offset::Minimum;
-    for (name, encoding, known) in [
-        ("Q4_0", codes(4, 32, DType::F16, Offset::Symmetric), true),
-        ("Q4_1", codes(4, 32, DType::F16, minimum(DType::F16)), true),
-        ("Q5_0", codes(5, 32, DType::F16, Offset::Symmetric), true),
-        ("Q5_1", codes(5, 32, DType::F16, minimum(DType::F16)), false),
-        ("Q8_0", codes(8, 32, DType::F16, Offset::Symmetric), true),
-        ("Q4_K", codes(4, 32, DType::F32, minimum(DType::F32)), true),
-        ("Q5_K", codes(5, 32, DType::F32, minimum(DType::F32)), false),
-        ("Q6_K", codes(6, 16, DType::F32, Offset::Symmetric), false),
+fn types_of_gguf_have_kernels() {
+    for (name, encoding) in [
+        ("Q4_0", gguf(4, 32, DType::F16, Offset::Symmetric)),
+        ("Q4_1", gguf(4, 32, DType::F16, Offset::Minimum(DType::F16))),
+        ("Q5_0", gguf(5, 32, DType::F16, Offset::Symmetric)),
+        ("Q5_1", gguf(5, 32, DType::F16, Offset::Minimum(DType::F16))),
+        ("Q8_0", gguf(8, 32, DType::F16, Offset::Symmetric)),
+        ("Q4_K", gguf(4, 32, DType::F32, Offset::Minimum(DType::F32))),
+        ("Q5_K", gguf(5, 32, DType::F32, Offset::Minimum(DType::F32))),
+        ("Q6_K", gguf(6, 16, DType::F32, Offset::Symmetric)),
     ] {
-        let program = program_of(encoding, Encoding::Dense(DType::BF16));
-        let stages = Stages::find(&program).unwrap();
-        let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132, Fusions::default());
-        assert_eq!(schedule.is_ok(), known, "{name}: {:?}", schedule.map(|_| ()));
+        for (projections, embedding) in
+            [(encoding, Encoding::Dense(DType::BF16)), (encoding, encoding)]
+        {
+            let program = program_of(projections, embedding);
+            let stages = Stages::find(&program).unwrap();
+            for target in Arch::ALL.map(Target::Machine).into_iter().chain([Target::Ptx]) {
+                let sms = target.multiprocessors();
+                let schedule =
+                    Schedule::new(&program, &stages, target.arch(), sms, Fusions::default());
+                assert!(schedule.is_ok(), "{target} {name}: {:?}", schedule.map(|_| ()));
+            }
+        }
     }
+}
+
+fn gguf(bits: u8, group: u32, scale: DType, offset: Offset) -> Encoding {
+    Encoding::Quantized { bits, group, scale, offset }
+}
+
+/// As in Q4_K_M files: the embedding, some v_proj and some down_proj are Q6_K, all else Q4_K. Here some
+/// up_proj are, too.
+#[test]
+fn matrices_of_one_product_may_be_stored_in_different_ways() {
+    let q4_k = gguf(4, 32, DType::F32, Offset::Minimum(DType::F32));
+    let q6_k = gguf(6, 16, DType::F32, Offset::Symmetric);
+    let mut program = program_of(q4_k, q6_k);
+    for name in ["3.self_attn.v_proj", "3.mlp.down_proj", "4.mlp.up_proj"] {
+        let name = format!("layers.{name}.weight");
+        program.weights.iter_mut().find(|w| w.name == name).unwrap().encoding = q6_k;
+    }
+    let stages = Stages::find(&program).unwrap();
+    let schedule = Schedule::new(&program, &stages, Arch::Sm90a, 132, Fusions::default()).unwrap();
+    let plan = plan(Target::Machine(Arch::Sm90a), schedule);
+    gemma4_format::plan::verify(&plan, &program, 1).unwrap();
+    // Bits of a number in memory, of the weight into which a stored one goes.
+    let bits = |name: &str| {
+        let name = format!("layers.{name}.weight");
+        let id = program.weights.iter().position(|w| w.name == name).unwrap() as u32;
+        let into = plan.packs.iter().find(|pack| pack.sources.contains(&id)).unwrap();
+        let packed = &plan.packed[into.packed as usize];
+        packed.bytes * 8 / (u64::from(into.total_rows) * u64::from(packed.columns))
+    };
+    assert_eq!(["2.self_attn.q_proj", "3.mlp.up_proj"].map(bits), [6, 6]);
+    assert_eq!(bits("3.mlp.down_proj"), 10);
+    // Codes of 8 bits, and a scale and a minimum of 32 for 16 columns.
+    let mixed = ["3.self_attn.q_proj", "3.self_attn.v_proj", "4.mlp.gate_proj", "4.mlp.up_proj"];
+    assert_eq!(mixed.map(bits), [12; 4]);
+    let gate = plan.packs.iter().filter(|pack| pack.rows_per_tile == 8);
+    assert_eq!(gate.filter(|pack| pack.sources.len() == 1).count(), 2);
+    let whole: u64 = plan.packed.iter().map(|packed| packed.bytes).sum();
+    assert_eq!(gemma4_format::stats::packed_bytes_per_token(&plan), whole);
 }

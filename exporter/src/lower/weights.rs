@@ -1,7 +1,7 @@
 //! How the program's weights become packed ones.
 
 use gemma4_format::plan::Pack as PackStep;
-use gemma4_format::{DType, Encoding, Program, WeightId};
+use gemma4_format::{DType, Encoding, Program, Weight, WeightId};
 use gemma4_kernels::{Kernel, Order, Pack, Packed, TILE_ROWS};
 
 use super::{Error, Result};
@@ -15,18 +15,17 @@ pub(super) struct Packing {
 
 /// Stacks matrices: the rows of the first, then those of the next.
 pub(super) fn stacked(program: &Program, ids: &[WeightId]) -> Result<Packing> {
-    let (encoding, n, k) = common(program, ids)?;
-    let packed = Packed::new(encoding, n, k)?;
+    let packed = common(program, ids)?;
     let mut first_tile = 0;
     let mut steps = Vec::new();
     for id in ids {
-        let rows = program.weights[*id as usize].dims[0];
+        let Weight { name, dims, encoding, .. } = &program.weights[*id as usize];
+        let rows = dims[0];
         if ids.len() > 1 && !rows.is_multiple_of(TILE_ROWS) {
-            let name = &program.weights[*id as usize].name;
             let why = format!("`{name}` has {rows} rows, no multiple of {TILE_ROWS}");
             return Err(Error::Graph(why));
         }
-        let pack = Pack { source: encoding, packed, order: Order::Rows, rows };
+        let pack = Pack { source: *encoding, packed, order: Order::Rows, rows };
         steps.push(step(&pack, vec![*id], TILE_ROWS, first_tile)?);
         first_tile += pack.tiles();
     }
@@ -35,11 +34,20 @@ pub(super) fn stacked(program: &Program, ids: &[WeightId]) -> Result<Packing> {
 
 /// Gate and up, eight rows of each in turn.
 pub(super) fn in_turns(program: &Program, gate: WeightId, up: WeightId) -> Result<Packing> {
-    let (encoding, n, k) = common(program, &[gate, up])?;
-    let packed = Packed::new(encoding, n, k)?;
-    let pack = Pack { source: encoding, packed, order: Order::Turns, rows: n / 2 };
-    let step = step(&pack, vec![gate, up], TILE_ROWS / 2, 0)?;
-    Ok(Packing { packed, steps: vec![step] })
+    let packed = common(program, &[gate, up])?;
+    let encoding = |id: WeightId| program.weights[id as usize].encoding;
+    let rows = packed.n / 2;
+    let turns =
+        |source, order, ids| step(&Pack { source, packed, order, rows }, ids, TILE_ROWS / 2, 0);
+    let steps = if encoding(gate) == encoding(up) {
+        vec![turns(encoding(gate), Order::Turns, vec![gate, up])?]
+    } else {
+        vec![
+            turns(encoding(gate), Order::FirstTurns, vec![gate])?,
+            turns(encoding(up), Order::SecondTurns, vec![up])?,
+        ]
+    };
+    Ok(Packing { packed, steps })
 }
 
 fn step(
@@ -62,27 +70,37 @@ fn step(
     Ok((kernel, step))
 }
 
-/// Encoding and `K` that the matrices have in common, and their rows together.
-fn common(program: &Program, ids: &[WeightId]) -> Result<(Encoding, u32, u32)> {
+/// The layout that holds the rows of all matrices exactly.
+fn common(program: &Program, ids: &[WeightId]) -> Result<Packed> {
     let weight = |id: &WeightId| &program.weights[*id as usize];
     let first = weight(&ids[0]);
     let mut n = 0u32;
     for weight in ids.iter().map(weight) {
-        if weight.encoding != first.encoding || weight.dims[1] != first.dims[1] {
+        if weight.dims[1] != first.dims[1] {
             return Err(Error::Graph(format!(
-                "`{}` is {} and `{}` is {}; on a GPU they share a packed weight and must be stored \
-                 in the same way",
-                first.name,
-                first.encoding.describe(),
-                weight.name,
-                weight.encoding.describe()
+                "`{}` has {} columns and `{}` {}; they multiply the same activations",
+                first.name, first.dims[1], weight.name, weight.dims[1]
             )));
         }
         n = n
             .checked_add(weight.dims[0])
             .ok_or_else(|| Error::Graph(format!("`{}` has too many rows", weight.name)))?;
     }
-    Ok((first.encoding, n, first.dims[1]))
+    let encodings: Vec<Encoding> = ids.iter().map(|id| weight(id).encoding).collect();
+    match encodings.iter().position(|encoding| *encoding != first.encoding) {
+        None => Ok(Packed::new(first.encoding, n, first.dims[1])?),
+        Some(other) => Packed::common(&encodings, n, first.dims[1]).map_err(|why| {
+            let other = weight(&ids[other]);
+            Error::Graph(format!(
+                "`{}` is {} and `{}` is {}; on a GPU they share a packed weight, and {}",
+                first.name,
+                first.encoding.describe(),
+                other.name,
+                other.encoding.describe(),
+                why.reason
+            ))
+        }),
+    }
 }
 
 /// Type of a vector that is read as it is stored.

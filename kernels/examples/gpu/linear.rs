@@ -1,7 +1,9 @@
 //! `pack`, `linear_few`, `embed` against rows decoded by the format crate.
 
 use gemma4_format::encoding::{DType, Encoding, Offset, QuantizedBytes, ZeroType, decode_row};
-use gemma4_kernels::{AddNorm, Arch, Embed, Epilogue, LinearFew, Order, Output, Pack, Packed};
+use gemma4_kernels::{
+    AddNorm, Arch, Embed, Epilogue, Kernel, LinearFew, Order, Output, Pack, Packed,
+};
 
 use crate::case::{Case, Outcome};
 use crate::device::{Buffer, Gpu, Value};
@@ -95,6 +97,11 @@ pub(crate) fn encodings(k: u32) -> Vec<(&'static str, Encoding)> {
         ("Q4_0", quantized(4, 32, F16, Offset::Symmetric)),
         ("Q4_1", quantized(4, 32, F16, Offset::Minimum(F16))),
         ("Q8_0", quantized(8, 32, F16, Offset::Symmetric)),
+        ("gguf Q5_1", quantized(5, 32, F16, Offset::Minimum(F16))),
+        ("gguf Q4_K", quantized(4, 32, F32, Offset::Minimum(F32))),
+        ("gguf Q5_K", quantized(5, 32, F32, Offset::Minimum(F32))),
+        ("gguf Q6_K", quantized(6, 16, F32, Offset::Symmetric)),
+        ("gguf g16 minimum", quantized(6, 16, BF16, Offset::Minimum(BF16))),
         ("int5 g32", quantized(5, 32, BF16, Offset::Zero(ZeroType::U8))),
         ("int6 g64", quantized(6, 64, BF16, Offset::Symmetric)),
         ("int8 rows", quantized(8, k, BF16, Offset::Symmetric)),
@@ -130,6 +137,93 @@ pub(crate) fn pack_into(
     values.extend([Value::At(packed.at), Value::U32(first_tile), Value::U32(case.tiles())]);
     values.extend([Value::U32(case.rows), Value::U32(case.packed.n)]);
     gpu.launch(&case.kernel().unwrap(), function, 1, &values);
+}
+
+/// Matrices of one product that are stored in two ways, one below the other (`Rows`) or in turns.
+#[derive(Clone, Copy)]
+pub(crate) struct Mixed {
+    pub(crate) packed: Packed,
+    parts: [Pack; 2],
+}
+
+impl Mixed {
+    /// Each of `rows` rows, a multiple of 16.
+    pub(crate) fn new(encodings: [Encoding; 2], rows: u32, k: u32, turns: bool) -> Self {
+        let packed = Packed::common(&encodings, 2 * rows, k).unwrap();
+        let orders = match turns {
+            true => [Order::FirstTurns, Order::SecondTurns],
+            false => [Order::Rows; 2],
+        };
+        let part = |i: usize| Pack { source: encodings[i], packed, order: orders[i], rows };
+        Self { packed, parts: [part(0), part(1)] }
+    }
+
+    pub(crate) fn kernels(&self) -> Vec<Kernel> {
+        self.parts.iter().map(|part| part.kernel().unwrap()).collect()
+    }
+
+    /// Random matrices and both of them packed; `functions` are those of [`Self::kernels`].
+    pub(crate) fn pack(
+        &self,
+        gpu: &Gpu,
+        functions: &[crate::device::Function],
+        random: &mut Random,
+    ) -> ([Stored; 2], Buffer) {
+        let buffer = gpu.poisoned(self.packed.bytes() as usize);
+        let matrices = [0, 1].map(|i: usize| {
+            let part = &self.parts[i];
+            let (rows, k) = (part.rows as usize, self.packed.k as usize);
+            let stored = Stored::random(part.source, rows, k, random);
+            let below = part.order == Order::Rows && i == 1;
+            let first_tile = if below { part.tiles() } else { 0 };
+            pack_into(gpu, part, functions[i], [&stored, &stored], (buffer, first_tile));
+            stored
+        });
+        (matrices, buffer)
+    }
+}
+
+fn mixed(name: &str, encodings: [Encoding; 2], turns: bool, t: u32, arch: Arch) -> Case {
+    let (rows, k) = (112u32, 640u32);
+    let mixed = Mixed::new(encodings, rows, k, turns);
+    let linear = LinearFew::choose(mixed.packed, t, Epilogue::Partial, false, arch, 132).unwrap();
+    let kernel = linear.kernel().unwrap();
+    let mut kernels = mixed.kernels();
+    kernels.push(kernel.clone());
+    let name = format!("linear gguf mixed {name} turns={turns} T={t}");
+    Case::new(name, arch, kernels, move |gpu, functions| {
+        let mut random = Random(u64::from(t));
+        let (matrices, packed) = mixed.pack(gpu, functions, &mut random);
+        let x = random.activations(t as usize, k as usize);
+        let n = 2 * rows as usize;
+        let y = gpu.poisoned((linear.splits * t) as usize * n * 4);
+        let values = [
+            Value::At(packed.at),
+            Value::At(gpu.upload(&x).at),
+            Value::At(y.at),
+            Value::U32(t),
+            Value::F32(0.0),
+        ];
+        gpu.launch(&kernel, functions[2], t, &values);
+        let parts: Vec<f32> = gpu.download(y);
+        let (mut got, mut wanted) = (Vec::new(), Vec::new());
+        for row in 0..n {
+            let (matrix, at) = match turns {
+                true => (row / 8 % 2, row / 16 * 8 + row % 8),
+                false => (row / rows as usize, row % rows as usize),
+            };
+            let weights = matrices[matrix].row(at);
+            for r in 0..t as usize {
+                let sums =
+                    (0..linear.splits as usize).map(|s| parts[(s * t as usize + r) * n + row]);
+                got.push(sums.sum());
+                let x = &x[r * k as usize..(r + 1) * k as usize];
+                let products = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                wanted.push(products.sum());
+            }
+        }
+        Outcome { error: distance(&got, &wanted), limit: 1e-6 }
+    })
 }
 
 fn product(name: &str, encoding: Encoding, n: u32, k: u32, rows: u32, t: u32, arch: Arch) -> Case {
@@ -319,6 +413,15 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
         cases.push(product("int8 rows", int8, 8192, 5376, rows, rows, arch));
         cases.push(product("bf16", Encoding::Dense(DType::BF16), 512, 5376, rows, rows, arch));
         cases.push(geglu(rows, arch));
+        let q6_k = quantized(6, 16, DType::F32, Offset::Symmetric);
+        cases.push(product("gguf Q6_K", q6_k, 8192, 5376, rows, rows, arch));
+        cases.push(product("gguf Q6_K", q6_k, 1344, 21504, rows, rows, arch));
+        let q4_k = quantized(4, 32, DType::F32, Offset::Minimum(DType::F32));
+        cases.push(mixed("Q4_K, Q6_K", [q4_k, q6_k], false, rows, arch));
+        cases.push(mixed("Q4_K, Q6_K", [q4_k, q6_k], true, rows, arch));
+        let int8 = quantized(8, 640, DType::F32, Offset::Symmetric);
+        let int4 = encodings(640)[0].1;
+        cases.push(mixed("int4, int8 rows", [int4, int8], false, rows, arch));
     }
     for (name, encoding) in encodings(640) {
         cases.push(chain(name, encoding, 640, 1, 1, arch));

@@ -10,7 +10,7 @@ use half::bf16;
 use crate::case::{Case, Outcome};
 use crate::device::{Buffer, Gpu, Value};
 use crate::layer::state_at;
-use crate::linear::{Stored, encodings, pack};
+use crate::linear::{Mixed, Stored, encodings, pack};
 use crate::numbers::{Random, distance, from_bf16, to_bf16};
 
 /// Room of panels for `rows` rows, with some to spare.
@@ -192,6 +192,34 @@ fn product(
     })
 }
 
+/// Rows of two matrices that are stored in different ways.
+fn mixed(encodings: [gemma4_format::Encoding; 2], t: u32, arch: Arch) -> Case {
+    let (rows, k) = (144u32, 640u32);
+    let mixed = Mixed::new(encodings, rows, k, false);
+    let linear = LinearMany::choose(mixed.packed, t, ManyOutput::F32, arch);
+    let mut kernels = mixed.kernels();
+    kernels.push(linear.kernel().unwrap());
+    let kernel = kernels[2].clone();
+    let name = format!("many gguf mixed T={t}/{}", linear.tokens);
+    Case::new(name, arch, kernels, move |gpu, functions| {
+        let mut random = Random(u64::from(t));
+        let (matrices, packed) = mixed.pack(gpu, functions, &mut random);
+        let x = random.activations(t as usize, k as usize);
+        let x_at = gpu.upload(&panels(&x, k, room(t)));
+        let y = launch(gpu, &linear, &kernel, functions[2], (x_at, packed, t));
+        let y: Vec<f32> = gpu.download(y);
+        let (mut got, mut wanted) = (vec![], vec![]);
+        for column in 0..2 * rows as usize {
+            let weights = matrices[column / rows as usize].row(column % rows as usize);
+            for (row, x) in x.chunks_exact(k as usize).enumerate() {
+                got.push(y[row * 2 * rows as usize + column]);
+                wanted.push(dot(&weights, x));
+            }
+        }
+        Outcome { error: distance(&got, &wanted), limit: 4e-5 }
+    })
+}
+
 fn attention(case: AttentionPrefill, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
     let kernel = case.kernel().unwrap();
     let name = format!(
@@ -274,6 +302,19 @@ fn products(arch: Arch) -> Vec<Case> {
     for encoding in encodings(640) {
         cases.push(product(encoding, 264, 640, 137, ManyOutput::F32, arch));
     }
+    for (name, encoding) in encodings(256).into_iter().filter(|(name, _)| name.contains("gguf")) {
+        cases.push(product((name, encoding), 512, 256, 70, ManyOutput::Geglu, arch));
+        cases.push(product((name, encoding), 512, 2048, 300, ManyOutput::F32, arch));
+    }
+    let minimum = gemma4_format::Offset::Minimum(DType::F32);
+    let gguf = |bits, group, offset| gemma4_format::Encoding::Quantized {
+        bits,
+        group,
+        scale: DType::F32,
+        offset,
+    };
+    let mixed_types = [gguf(4, 32, minimum), gguf(6, 16, gemma4_format::Offset::Symmetric)];
+    cases.extend([9, 137].map(|t| mixed(mixed_types, t, arch)));
     let nibble = encodings(5376)[0];
     for rows in [1, 2, 7, 8, 9, 16, 31, 64, 65, 127, 128, 129, 255, 257, 417, 512] {
         cases.push(product(nibble, 128, 256, rows, ManyOutput::F32, arch));

@@ -44,7 +44,7 @@ impl Merged {
     fn place(&self, matrix: usize, row: u32) -> u32 {
         match self.order {
             Order::Rows => self.rows[..matrix].iter().sum::<u32>() + row,
-            Order::Turns => row / 8 * 16 + matrix as u32 * 8 + row % 8,
+            _ => row / 8 * 16 + matrix as u32 * 8 + row % 8,
         }
     }
 
@@ -53,7 +53,7 @@ impl Merged {
         let pack = |packed, order, rows| Pack { source: self.encoding, packed, order, rows };
         let together = match self.order {
             Order::Rows => self.rows.iter().map(|n| pack(self.whole(), Order::Rows, *n)).collect(),
-            Order::Turns => vec![pack(self.whole(), Order::Turns, self.rows[0])],
+            _ => vec![pack(self.whole(), Order::Turns, self.rows[0])],
         };
         let apart = self.parts().into_iter().map(|part| pack(part, Order::Rows, part.n));
         (together, apart.collect())

@@ -30,6 +30,8 @@ pub(crate) enum Model {
     Dense,
     /// The same, quantized by the default recipe.
     Quantized,
+    /// The first, as llama.cpp quantizes it into a Q4_K_M file. A bundle may lack it.
+    Gguf,
     /// Trained weights.
     Chat,
     /// The first, with some channels a thousand times the others.
@@ -41,9 +43,10 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Dense,
         Self::Quantized,
+        Self::Gguf,
         Self::Chat,
         Self::DensePlanted,
         Self::QuantizedPlanted,
@@ -55,11 +58,23 @@ impl Model {
         match self {
             Model::Dense => "tiny-31b",
             Model::Quantized => "tiny-31b-int4",
+            Model::Gguf => "tiny-31b-q4_k_m",
             Model::Chat => "tiny-chat",
             Model::DensePlanted => "tiny-31b-planted",
             Model::QuantizedPlanted => "tiny-31b-int4-planted",
             Model::ChatPlanted => "tiny-chat-planted",
         }
+    }
+
+    /// The model whose references say how far bfloat16 is from float32. Weights that stand for the same
+    /// numbers, rounded, have the same distances.
+    pub(crate) fn bounded_as(self) -> Self {
+        if self == Self::Gguf { Self::Dense } else { self }
+    }
+
+    /// Whether transformers can run these very weights.
+    pub(crate) fn has_references(self) -> bool {
+        self.bounded_as() == self
     }
 
     /// Whether it has planted channels: then only its logits are checked.
@@ -99,6 +114,11 @@ impl Bundle {
         })
     }
 
+    /// Whether there are weights of a model.
+    pub(crate) fn has(&self, model: Model) -> bool {
+        self.file("weights", model.name(), "ptd").exists()
+    }
+
     /// A program for a kernel set.
     pub(crate) fn program(
         &self,
@@ -124,9 +144,13 @@ impl Bundle {
         name: &str,
         model: Model,
     ) -> anyhow::Result<Arc<LoadedProgram>> {
-        let program = self.directory.join(format!("programs/{kernels}/{name}.pte"));
-        let weights = self.directory.join(format!("weights/{}.ptd", model.name()));
+        let program = self.file(&format!("programs/{kernels}"), name, "pte");
+        let weights = self.file("weights", model.name(), "ptd");
         Ok(Arc::new(LoadedProgram::map(&program, &weights)?))
+    }
+
+    fn file(&self, folder: &str, name: &str, ending: &str) -> PathBuf {
+        self.directory.join(folder).join(format!("{name}.{ending}"))
     }
 
     /// A golden tensor.
@@ -193,7 +217,7 @@ impl Truth {
         let mut passages = texts(bundle, model)?;
         if let Some(references) = &bundle.references {
             for passage in &mut passages {
-                passage.bound = references.bound(model, &passage.name)?;
+                passage.bound = references.bound(model.bounded_as(), &passage.name)?;
             }
         }
         let bound = passages.iter().map(|p| p.bound).fold(Bound::default(), Bound::or);

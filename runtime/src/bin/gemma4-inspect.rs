@@ -108,6 +108,10 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
         "  read per token     {}",
         cli::human_bytes(stats::weight_bytes_per_token(program))
     ));
+    for plan in file.plans() {
+        let bytes = cli::human_bytes(stats::packed_bytes_per_token(plan));
+        lines.push(format!("    on {:<15} {bytes}", plan.target.escape_debug().to_string()));
+    }
     lines.push(format!(
         "\nkeys and values, in bfloat16 (float32 on the CPU is twice that)\n  per token          {}\n  \
          at full length     {}",
@@ -204,6 +208,11 @@ fn as_json(file: &ProgramFile, verified: bool) -> Value {
         "targets": targets(file),
         "weights": classes,
         "weight_bytes_per_token": stats::weight_bytes_per_token(program),
+        "packed_bytes_per_token": file
+            .plans()
+            .iter()
+            .map(|plan| (plan.target.clone(), json!(stats::packed_bytes_per_token(plan))))
+            .collect::<serde_json::Map<_, _>>(),
         "kv_bytes_per_token_bf16": 2 * stats::buffer_elements_per_token(program),
         "kv_bytes_at_full_length_bf16": 2 * stats::buffer_elements(program, program.max_context),
         "buffers": buffers,
