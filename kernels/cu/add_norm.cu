@@ -15,7 +15,10 @@ constexpr u32 VECTORS = H / 4;
 constexpr u32 WARPS = THREADS / WARP;
 constexpr u32 PER_THREAD = ceil_div(ceil_div(u32(H), 128u), CLUSTER * WARPS);
 
-__device__ __forceinline__ float squares(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+// Fused by hand, so that every instance rounds in the same way.
+__device__ __forceinline__ float squares(float4 v) {
+    return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, v.x * v.x)));
+}
 
 #if CLUSTER > 1
 #define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
@@ -92,10 +95,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS)
 #pragma unroll
         for (u32 i = 0; i < PER_THREAD; i++) {
             if (vector(i) >= VECTORS) continue;
-            value[i].x = (value[i].x + a[i].x * inverse * post_weight[i].x) * factor;
-            value[i].y = (value[i].y + a[i].y * inverse * post_weight[i].y) * factor;
-            value[i].z = (value[i].z + a[i].z * inverse * post_weight[i].z) * factor;
-            value[i].w = (value[i].w + a[i].w * inverse * post_weight[i].w) * factor;
+            value[i].x = fmaf(a[i].x * inverse, post_weight[i].x, value[i].x) * factor;
+            value[i].y = fmaf(a[i].y * inverse, post_weight[i].y, value[i].y) * factor;
+            value[i].z = fmaf(a[i].z * inverse, post_weight[i].z, value[i].z) * factor;
+            value[i].w = fmaf(a[i].w * inverse, post_weight[i].w, value[i].w) * factor;
             x[u64(row) * VECTORS + vector(i)] = value[i];
         }
     }
