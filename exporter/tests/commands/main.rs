@@ -119,7 +119,7 @@ fn a_generation_ends_with_the_context() {
 fn errors_are_one_line_and_exit_codes_tell_kinds_apart() {
     let long = "word ".repeat(600);
     let cases: [(&[&str], i32, &str); 10] = [
-        (&["--prompt", &long, "--max_context", "100"], 1, "the context holds 100 tokens"),
+        (&["--prompt", &long, "--max_context", "100"], 1, "the context holds 100"),
         (&["--prompt", "x", "--max_context", "0"], 2, "between 1 and the exported maximum"),
         (&["--prompt", "x", "--max_context", "99999"], 2, "99999"),
         (&["--prompt", "x", "--temperature=-1"], 2, "temperature"),
