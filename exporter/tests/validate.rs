@@ -79,8 +79,7 @@ fn whole_models_pass_every_stage_that_can_run() {
     let bundle = ["--prequantized", "../ci/models/tiny-chat-int4"];
     for (arguments, expected) in [
         ([&DENSE[..], &["--recipe", "default"]].concat(), "+++++-"),
-        // Its v_proj has no kernel beside its q_proj and k_proj.
-        ([&DENSE[..], &["--recipe", "torchao-sensitive"]].concat(), "++++--"),
+        ([&DENSE[..], &["--recipe", "torchao-sensitive"]].concat(), "+++++-"),
         (DENSE.to_vec(), "+-+++-"),
         (bundle.to_vec(), "-++++-"),
     ] {
@@ -103,9 +102,9 @@ fn the_sources_of_others_pass() {
     };
     for (flag, path, expected) in [
         ("--gguf", "gguf/tiny-31b-F16.gguf", "+-++--"),
-        ("--gguf", "gguf/tiny-31b-Q4_K_M.gguf", "-+++--"),
+        ("--gguf", "gguf/tiny-31b-Q4_K_M.gguf", "-++++-"),
         ("--prequantized", "ckpt/tiny-31b-torchao-default", "-++++-"),
-        ("--prequantized", "ckpt/tiny-31b-torchao-sensitive", "-+++--"),
+        ("--prequantized", "ckpt/tiny-31b-torchao-sensitive", "-++++-"),
         ("--model-dir", "ckpt/tiny-chat", "+-+++-"),
     ] {
         let report = json(&[flag, fixtures.join(path).to_str().unwrap()]);

@@ -64,7 +64,12 @@ impl Prompter {
             template,
             enable_thinking: arguments.enable_thinking(),
             bos: text.bos_token.filter(|_| !arguments.no_bos),
-            room: arguments.placement.max_context.unwrap_or(program.program().max_context),
+            // A context of 0 is refused where the session opens, by the flag's name.
+            room: arguments
+                .placement
+                .max_context
+                .filter(|context| *context > 0)
+                .unwrap_or(program.program().max_context),
         })
     }
 
