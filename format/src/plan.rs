@@ -38,8 +38,9 @@ pub struct Plan {
     pub packs: Vec<Pack>,
     /// Stored tensors that are kept as they are, `(weight, part)`.
     pub resident: Vec<(WeightId, u32)>,
-    /// Bytes of one element of the keys and values.
-    pub buffer_element: u32,
+    /// Bytes of a position in each of the program's buffers: as many as kernels lay down, which can
+    /// be fewer than the buffer's columns need.
+    pub position_bytes: Vec<u32>,
     /// Multiprocessors that grids and scratch memory were planned for: [`Count::Multiprocessors`]
     /// never counts more, however many the device has.
     pub multiprocessors: u32,
@@ -276,8 +277,9 @@ pub fn verify(plan: &Plan, program: &Program, modules: u32) -> Result<()> {
     if plan.multiprocessors == 0 || plan.multiprocessors > 4096 {
         return fail(format!("{} multiprocessors", plan.multiprocessors));
     }
-    if !matches!(plan.buffer_element, 1 | 2 | 4) {
-        return fail(format!("elements of {} bytes", plan.buffer_element));
+    let (known, buffers) = (plan.position_bytes.len(), program.buffers.len());
+    if known != buffers || plan.position_bytes.iter().any(|bytes| !(1..=1 << 24).contains(bytes)) {
+        return fail(format!("{:?} bytes a position of {buffers} buffers", plan.position_bytes));
     }
     for (weight, part) in &plan.resident {
         let parts = program.weights.get(*weight as usize).and_then(|w| {

@@ -26,7 +26,7 @@ use crate::{Error, Result};
 /// First bytes of a `.pte`.
 pub const MAGIC: [u8; 8] = *b"\x89G4PTE\r\n";
 /// Major version that this build reads and writes.
-pub const MAJOR: u16 = 1;
+pub const MAJOR: u16 = 2;
 /// Minor version that this build writes; it reads all up to it.
 pub const MINOR: u16 = 0;
 /// Feature bits that this build understands.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::dim::{Dim, Extents, Fact};
 use crate::op::Op;
 use crate::plan::{Argument, Place, Plan};
-use crate::program::{Operand, Program, WeightId};
+use crate::program::{Buffer, Operand, Program, WeightId};
 
 /// Weights of one use and one encoding.
 #[derive(Clone, Debug)]
@@ -121,6 +121,23 @@ pub fn buffer_elements_per_token(program: &Program) -> u64 {
         .filter(|b| matches!(b.dims.first(), Some(Dim::Context)))
         .map(|b| b.dims[1..].iter().filter_map(|d| d.fixed()).map(u64::from).product::<u64>())
         .sum()
+}
+
+/// Bytes of all buffers on a GPU at a context length.
+pub fn gpu_buffer_bytes(program: &Program, plan: &Plan, context: u32) -> u64 {
+    let extents = Extents { rows: 1, context };
+    let bytes = |(buffer, bytes): (&Buffer, &u32)| {
+        let rows = buffer.dims.first().map_or(0, |rows| rows.resolve(extents));
+        u64::from(rows).saturating_mul(u64::from(*bytes))
+    };
+    program.buffers.iter().zip(&plan.position_bytes).map(bytes).fold(0, u64::saturating_add)
+}
+
+/// Bytes by which the buffers on a GPU grow per token of context, once all rings are full.
+pub fn gpu_buffer_bytes_per_token(program: &Program, plan: &Plan) -> u64 {
+    let grows = |buffer: &Buffer| matches!(buffer.dims.first(), Some(Dim::Context));
+    let buffers = program.buffers.iter().zip(&plan.position_bytes);
+    buffers.filter(|(buffer, _)| grows(buffer)).map(|(_, bytes)| u64::from(*bytes)).sum()
 }
 
 fn usage(op: &Op) -> &'static str {

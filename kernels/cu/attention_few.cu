@@ -7,10 +7,14 @@
 // both count with 16 bits. Each split leaves its unnormalised output, maximum and sum.
 // `attention_join`: adds the splits of a head in order (flash-decoding: Dao et al., 2023).
 //
+// KEY_COLUMNS < D: K has only the columns that rotate, the first KEY_COLUMNS / 2 of each half of a head.
+// The others are those of V, for queries that rope.cu has multiplied by the weight of k's norm there.
+//
 // Positions first..last of the keys that any row sees are cut into blocks, the blocks into SPLITS
 // contiguous ranges, from the position in device memory: cost follows the filled length.
 //
-// Instantiated by Q_HEADS, KV_HEADS, D, ROWS, KEYS, SPLITS, WINDOW (0: none), and for the join by
+// Instantiated by Q_HEADS, KV_HEADS, D, KEY_COLUMNS, STAGES (tiles in shared memory; 1 where K is whole),
+// ROWS, KEYS, SPLITS, WINDOW (0: none), and for the join by
 // output.cuh's constants, with X_K = Q_HEADS * D.
 #include "output.cuh"
 #include "session.cuh"
@@ -19,7 +23,9 @@ constexpr int WARPS = 4;
 constexpr int RATIO = Q_HEADS / KV_HEADS;
 constexpr int QUERIES = RATIO * ROWS;
 constexpr bool HALVES = QUERIES <= 8;
-constexpr int PITCH = D + 8;       // elements of a row of q, K and V in shared memory: no bank conflicts
+constexpr bool SHARED_KV = KEY_COLUMNS < D;
+constexpr int PITCH = D + 8;       // elements of a row of q and V in shared memory: no bank conflicts
+constexpr int K_PITCH = KEY_COLUMNS + 8;  // likewise of K
 constexpr int P_PITCH = KEYS + 8;  // likewise of the probabilities
 constexpr int S_PITCH = KEYS + 4;  // floats of a row of scores
 constexpr int WARP_KEYS = KEYS / WARPS;
@@ -30,8 +36,9 @@ constexpr float LOWEST = -1e30f;
 
 constexpr int Q_AT = 0;
 constexpr int K_AT = Q_AT + 16 * PITCH * 2;
-constexpr int V_AT = K_AT + KEYS * PITCH * 2;
-constexpr int P_AT = V_AT + KEYS * PITCH * 2;
+constexpr int K_BYTES = KEYS * K_PITCH * 2, V_BYTES = KEYS * PITCH * 2;
+constexpr int V_AT = K_AT + STAGES * K_BYTES;
+constexpr int P_AT = V_AT + STAGES * V_BYTES;
 constexpr int S_AT = P_AT + 16 * P_PITCH * 2;
 constexpr int FACTOR_AT = S_AT + 16 * S_PITCH * 4;
 
@@ -72,7 +79,22 @@ __device__ __forceinline__ Range split_range(u32 position, u32 rows, u32 split) 
     return {first, last, splits, blocks * split / splits, blocks * (split + 1) / splits};
 }
 
-// q [T, Q_HEADS, D] float32; rings [ring, KV_HEADS, D] bfloat16 at table[keys], table[values].
+// Copies the rows of COLUMNS columns of a block of keys into rows of COLUMNS + 8.
+template <u32 COLUMNS>
+__device__ __forceinline__ void copy_block(u32 to, const u16* from, const Range& range, u32 block, u32 ring) {
+    constexpr u32 CHUNKS = COLUMNS / 8;
+    const u32 first = range.first + block * KEYS, first_slot = first % ring;
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < KEYS * CHUNKS; i += WARPS * 32) {
+        const u32 key = i / CHUNKS, chunk = i % CHUNKS;
+        const bool inside = first + key <= range.last;
+        u32 slot = inside ? first_slot + key : 0;
+        if (slot >= ring) slot %= ring;
+        copy_async(to + (key * (COLUMNS + 8) + chunk * 8) * 2, from + u64(slot) * (KV_HEADS * COLUMNS) + chunk * 8, inside);
+    }
+}
+
+// q [T, Q_HEADS, D] float32; rings of bfloat16, K [ring, KV_HEADS, KEY_COLUMNS] and V [ring, KV_HEADS, D].
 // sums [SPLITS, T, Q_HEADS, D] and stats [SPLITS, T, Q_HEADS, (maximum, sum)], float32.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_few(const float* __restrict__ q, const u64* table, u32 state, u32 keys, u32 values, u32 ring,
@@ -81,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 split = blockIdx.x, kv_head = blockIdx.y, query_tile = blockIdx.z * 16;
     allow_successor();
-    const u16* key_rows = session_memory<const u16>(table, keys) + kv_head * D;
+    const u16* key_rows = session_memory<const u16>(table, keys) + kv_head * KEY_COLUMNS;
     const u16* value_rows = session_memory<const u16>(table, values) + kv_head * D;
     const u32* words = session_memory<u32>(table, state);
     wait_for_predecessor();
@@ -96,19 +118,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const u32 v_base = shared_address(shared + V_AT), p_base = shared_address(shared + P_AT);
     u16* p_rows = (u16*)(shared + P_AT);
 
-    const auto load_block = [&](u32 base, const u16* from, u32 block) {
-        constexpr u32 CHUNKS = D / 8;
-        for (u32 i = threadIdx.x; i < KEYS * CHUNKS; i += WARPS * 32) {
-            const u32 key = i / CHUNKS, chunk = i % CHUNKS;
-            const u32 at = range.first + block * KEYS + key;
-            const bool inside = at <= range.last;
-            const u32 slot = inside ? at % ring : 0;
-            copy_async(base + (key * PITCH + chunk * 8) * 2, from + u64(slot) * (KV_HEADS * D) + chunk * 8, inside);
-        }
-        commit();
+    const auto load_keys = [&](u32 block) {
+        if (block < range.end)
+            copy_block<KEY_COLUMNS>(k_base + block % STAGES * K_BYTES, key_rows, range, block, ring);
     };
-    load_block(k_base, key_rows, range.begin);
-    load_block(v_base, value_rows, range.begin);
+    const auto load_values = [&](u32 block) {
+        if (block < range.end) copy_block<D>(v_base + block % STAGES * V_BYTES, value_rows, range, block, ring);
+    };
+    // Groups of copies: where K is whole, keys and values in turns, else both of a block.
+    if constexpr (SHARED_KV) {
+        for (u32 block = range.begin; block < range.begin + STAGES; block++) load_keys(block), load_values(block), commit();
+    } else {
+        load_keys(range.begin), commit();
+        load_values(range.begin), commit();
+    }
 
     // Query `i` of the head: row i / RATIO of the call, head kv_head * RATIO + i % RATIO.
     for (u32 i = threadIdx.x; i < 16 * (D / 2); i += WARPS * 32) {
@@ -132,17 +155,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     float maximum = LOWEST, total = 0.0f;
 
     for (u32 block = range.begin; block < range.end; block++) {
-        wait_copies<1>();
+        wait_copies<SHARED_KV ? STAGES - 1 : 1>();
         __syncthreads();
+        const u32 k_tile = k_base + block % STAGES * K_BYTES, v_tile = v_base + block % STAGES * V_BYTES;
         float s[N_TILES][4] = {};
-        const u32 key_0 = warp * WARP_KEYS;
-#pragma unroll 4
+        const u32 key_0 = warp * WARP_KEYS, key = key_0 + (N_TILES == 2 ? lane / 16 * 8 : 0) + lane % 8;
+#pragma unroll(SHARED_KV ? D / 16 : 4)
         for (int d = 0; d < D; d += 16) {
             u32 a[4];
             load_matrices(a, q_base + ((lane % 16) * PITCH + d + lane / 16 * 8) * 2);
             u32 b[4];
-            const u32 key = key_0 + (N_TILES == 2 ? lane / 16 * 8 : 0) + lane % 8;
-            load_matrices(b, k_base + (key * PITCH + d + lane / 8 % 2 * 8) * 2);
+            const int half = d / (D / 2), column = d % (D / 2);
+            if (SHARED_KV && column >= KEY_COLUMNS / 2)
+                load_matrices(b, v_tile + (key * PITCH + d + lane / 8 % 2 * 8) * 2);
+            else
+                load_matrices(b, k_tile + (key * K_PITCH + half * (KEY_COLUMNS / 2) + column + lane / 8 % 2 * 8) * 2);
             multiply(s[0], a, b[0], b[1]);
             if constexpr (N_TILES == 2) multiply(s[N_TILES - 1], a, b[2], b[3]);
         }
@@ -158,8 +185,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             }
         }
         __syncthreads();
-        if (block + 1 < range.end) load_block(k_base, key_rows, block + 1);
-        else commit();
+        if constexpr (!SHARED_KV) load_keys(block + 1), commit();
 
         if (!HALVES || soft_row < 8) {
             float p[KEYS / 8], block_maximum = LOWEST;
@@ -198,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 if constexpr (HALVES) factors[soft_row + 8] = factor;
             }
         }
-        wait_copies<1>();
+        if constexpr (!SHARED_KV) wait_copies<1>();
         __syncthreads();
         const float factor_0 = factors[g], factor_1 = factors[g + 8];
 #pragma unroll
@@ -212,21 +238,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             load_matrices(a, p_base + ((lane % 16) * P_PITCH + key + lane / 16 * 8) * 2);
             if constexpr (O_TILES == 1) {
                 u32 b[2];
-                load_matrices_turned(b, v_base + ((key + lane % 16) * PITCH + warp * WARP_COLUMNS) * 2);
+                load_matrices_turned(b, v_tile + ((key + lane % 16) * PITCH + warp * WARP_COLUMNS) * 2);
                 multiply(output[0], a, b[0], b[1]);
             } else {
 #pragma unroll
                 for (int j = 0; j < O_TILES / 2; j++) {
                     u32 b[4];
-                    load_matrices_turned(b, v_base + ((key + lane % 16) * PITCH + warp * WARP_COLUMNS + j * 16 + lane / 16 * 8) * 2);
+                    load_matrices_turned(b, v_tile + ((key + lane % 16) * PITCH + warp * WARP_COLUMNS + j * 16 + lane / 16 * 8) * 2);
                     multiply(output[2 * j], a, b[0], b[1]);
                     multiply(output[2 * j + 1], a, b[2], b[3]);
                 }
             }
         }
         __syncthreads();
-        if (block + 1 < range.end) load_block(v_base, value_rows, block + 1);
-        else commit();
+        if constexpr (SHARED_KV) load_keys(block + STAGES);
+        load_values(block + STAGES), commit();
     }
 
     const auto result_row = [&](u32 query) {

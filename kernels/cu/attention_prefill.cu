@@ -6,14 +6,18 @@
 // head's dims, and P passes between columns through shared memory. Blocks of keys that every query of
 // the block masks are skipped.
 //
-// q [rows, Q_HEADS, D] float32, rotated. K and V rows [ring, KV_HEADS, D] bfloat16 at table[keys] and
-// table[values]: position p lies in slot p % ring; those of the rows of this call are already written.
+// KEY_COLUMNS < D: K has only the columns that rotate, the first KEY_COLUMNS / 2 of each half of a head.
+// The others are those of V, for queries that rope.cu has multiplied by the weight of k's norm there.
+//
+// q [rows, Q_HEADS, D] float32, rotated. K [ring, KV_HEADS, KEY_COLUMNS] and V [ring, KV_HEADS, D], bfloat16,
+// at table[keys] and table[values]: position p lies in slot p % ring; those of the rows of this call are already written.
 // Row i has the state's position + i and sees keys at a distance from 0 up to WINDOW - 1, or any distance
 // if WINDOW is 0. y: panels.cuh, Q_HEADS * D columns. Scores are multiplied by `scale`.
 // Grid: (Q_HEADS, row tiles), the tiles with most keys first; 32 * ROW_WARPS * COLUMN_WARPS threads; dynamic
 // shared memory MAXIMA_AT bytes, and a float for each query and column of warps if there are several.
 //
-// Instantiated by D, Q_HEADS, KV_HEADS, WINDOW, ROW_TILES, ROW_WARPS, COLUMN_WARPS, BLOCK_KEYS.
+// Instantiated by D, KEY_COLUMNS, Q_HEADS, KV_HEADS, WINDOW, ROW_TILES, ROW_WARPS, COLUMN_WARPS, BLOCK_KEYS,
+// STAGES (tiles in shared memory; 1 where K is whole).
 #include "session.cuh"
 #include "panels.cuh"
 #include "tensor_core.cuh"
@@ -22,12 +26,14 @@ constexpr int THREADS = 32 * ROW_WARPS * COLUMN_WARPS;
 constexpr int BLOCK_QUERIES = 16 * ROW_TILES * ROW_WARPS;
 constexpr int WARP_KEYS = BLOCK_KEYS / COLUMN_WARPS;  // a multiple of 16
 constexpr int WARP_DIMS = D / COLUMN_WARPS;           // a multiple of 16
+constexpr bool SHARED_KV = KEY_COLUMNS < D;
 // Rows are padded by 16 bytes: their chunks of one column lie in distinct banks.
-constexpr int ROW_BYTES = D * 2 + 16;
+constexpr int ROW_BYTES = D * 2 + 16, KEY_ROW_BYTES = KEY_COLUMNS * 2 + 16;
+constexpr int KEYS_BYTES = BLOCK_KEYS * KEY_ROW_BYTES, VALUES_BYTES = BLOCK_KEYS * ROW_BYTES;
 constexpr int WEIGHT_ROW_BYTES = BLOCK_KEYS * 2 + 16;
 constexpr int KEYS_AT = BLOCK_QUERIES * ROW_BYTES;
-constexpr int VALUES_AT = KEYS_AT + BLOCK_KEYS * ROW_BYTES;
-constexpr int WEIGHTS_AT = VALUES_AT + BLOCK_KEYS * ROW_BYTES;
+constexpr int VALUES_AT = KEYS_AT + STAGES * KEYS_BYTES;
+constexpr int WEIGHTS_AT = VALUES_AT + STAGES * VALUES_BYTES;
 constexpr int MAXIMA_AT = WEIGHTS_AT + (COLUMN_WARPS > 1 ? BLOCK_QUERIES * WEIGHT_ROW_BYTES : 0);
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xFF800000u); }
@@ -38,25 +44,28 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// Copies BLOCK_KEYS rows of one head from position `first` on; positions past `last` give zeros, since a
-// weight of zero times whatever an unwritten slot holds need not be zero.
+// Copies COLUMNS columns of BLOCK_KEYS rows of one head from position `first` on; positions past `last` give
+// zeros, since a weight of zero times whatever an unwritten slot holds need not be zero.
+template <int COLUMNS>
 __device__ __forceinline__ void load_block(u32 to, const u16* buffer, u32 first, u32 slot, u32 last, u32 ring) {
-    constexpr int CHUNKS = D / 8, ROWS = THREADS / CHUNKS, COPIES = BLOCK_KEYS / ROWS;
-    static_assert(THREADS % CHUNKS == 0 && BLOCK_KEYS % ROWS == 0, "threads copy whole rows");
+    constexpr int CHUNKS = COLUMNS / 8, ROWS = THREADS / CHUNKS, COPIES = ceil_div(BLOCK_KEYS, ROWS);
+    constexpr int TO_BYTES = COLUMNS * 2 + 16;
+    static_assert(THREADS % CHUNKS == 0, "threads copy whole rows");
     const u32 row0 = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    to += row0 * ROW_BYTES + chunk * 16;
+    if (ROWS > BLOCK_KEYS && row0 >= BLOCK_KEYS) return;
+    to += row0 * TO_BYTES + chunk * 16;
     buffer += chunk * 8;
     if (slot + BLOCK_KEYS <= ring && first + BLOCK_KEYS - 1 <= last) {
-        const u16* from = buffer + u64(slot + row0) * (KV_HEADS * D);
+        const u16* from = buffer + u64(slot + row0) * (KV_HEADS * COLUMNS);
 #pragma unroll
-        for (int i = 0; i < COPIES; i++) copy_async_16(to + i * (ROWS * ROW_BYTES), from + i * (ROWS * KV_HEADS * D), true);
+        for (int i = 0; i < COPIES; i++) copy_async_16(to + i * (ROWS * TO_BYTES), from + i * (ROWS * KV_HEADS * COLUMNS), true);
         return;
     }
 #pragma unroll 1
     for (int i = 0; i < COPIES; i++) {
         const u32 row = row0 + i * ROWS, at = (slot + row) % ring;
         const bool valid = first + row <= last;
-        copy_async_16(to + i * (ROWS * ROW_BYTES), buffer + (valid ? u64(at) * (KV_HEADS * D) : 0), valid);
+        copy_async_16(to + i * (ROWS * TO_BYTES), buffer + (valid ? u64(at) * (KV_HEADS * COLUMNS) : 0), valid);
     }
 }
 
@@ -79,14 +88,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 start = session_memory<u32>(table, state)[STATE_POSITION], last = start + rows - 1;
     const u32 first_query = start + row0, last_query = lesser(last, first_query + BLOCK_QUERIES - 1);
     const u32 first_key = WINDOW > 0 && first_query >= WINDOW ? first_query - WINDOW + 1 : 0;
-    const u16* head_keys = session_memory<u16>(table, keys) + head / (Q_HEADS / KV_HEADS) * D;
+    const u16* head_keys = session_memory<u16>(table, keys) + head / (Q_HEADS / KV_HEADS) * KEY_COLUMNS;
     const u16* head_values = session_memory<u16>(table, values) + head / (Q_HEADS / KV_HEADS) * D;
 
-    u32 block = first_key / BLOCK_KEYS * BLOCK_KEYS, slot = block % ring;
-    load_block(base + KEYS_AT, head_keys, block, slot, last, ring);
-    copy_async_commit();
-    load_block(base + VALUES_AT, head_values, block, slot, last, ring);
-    copy_async_commit();
+    // Tiles of keys are copied in turns: where K is whole, keys and values apart, else together.
+    u32 block = first_key / BLOCK_KEYS * BLOCK_KEYS, stage = 0;
+    const auto load_keys = [&](u32 first, u32 to) {
+        if (first <= last_query)
+            load_block<KEY_COLUMNS>(base + KEYS_AT + to * KEYS_BYTES, head_keys, first, first % ring, last, ring);
+    };
+    const auto load_values = [&](u32 first, u32 to) {
+        if (first <= last_query)
+            load_block<D>(base + VALUES_AT + to * VALUES_BYTES, head_values, first, first % ring, last, ring);
+    };
+    if constexpr (SHARED_KV) {
+        for (u32 i = 0; i < STAGES; i++) load_keys(block + i * BLOCK_KEYS, i), load_values(block + i * BLOCK_KEYS, i), copy_async_commit();
+    } else {
+        load_keys(block, 0), copy_async_commit();
+        load_values(block, 0), copy_async_commit();
+    }
     for (u32 i = threadIdx.x; i < BLOCK_QUERIES * (D / 4); i += THREADS) {
         const u32 row = i / (D / 4), quarter = i % (D / 4);
         float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -97,7 +117,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // What a lane names to ldmatrix. A operand: (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1); B of S:
     // (keys 0-7, chunk 0), (0-7, 1), (8-15, 0), (8-15, 1); B of O, transposed: keys as rows of A, dims as chunks.
     const u32 query_at = base + (warp_row + lane % 16) * ROW_BYTES + lane / 16 * 16;
-    const u32 key_at = base + KEYS_AT + (column_warp * WARP_KEYS + lane / 16 * 8 + lane % 8) * ROW_BYTES + lane / 8 % 2 * 16;
+    const u32 score_key = column_warp * WARP_KEYS + lane / 16 * 8 + lane % 8;
+    const u32 key_at = base + KEYS_AT + score_key * KEY_ROW_BYTES + lane / 8 % 2 * 16;
+    const u32 shared_key_at = base + VALUES_AT + score_key * ROW_BYTES + lane / 8 % 2 * 16;
     const u32 value_at = base + VALUES_AT + (lane % 16) * ROW_BYTES + column_warp * (WARP_DIMS * 2) + lane / 16 * 16;
     const u32 weight_at = base + WEIGHTS_AT + (warp_row + lane % 16) * WEIGHT_ROW_BYTES + lane / 16 * 16;
     float* maxima = (float*)(shared + MAXIMA_AT);
@@ -117,11 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     for (; block <= last_query; block += BLOCK_KEYS) {
         const u32 next_block = block + BLOCK_KEYS;
-        u32 next_slot = slot + BLOCK_KEYS;
-        while (next_slot >= ring) next_slot -= ring;
-        const bool more = next_block <= last_query;
-
-        copy_async_wait<1>();
+        copy_async_wait<SHARED_KV ? STAGES - 1 : 1>();
         __syncthreads();
         float s[ROW_TILES][WARP_KEYS / 8][4];
 #pragma unroll
@@ -130,15 +148,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int n = 0; n < WARP_KEYS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) s[m][n][i] = 0.0f;
-#pragma unroll 4
+#pragma unroll(SHARED_KV ? D / 16 : 4)
         for (int k = 0; k < D / 16; k++) {
+            const int half = k / (D / 32), column = k % (D / 32);  // in units of 16
+            const bool from_values = SHARED_KV && column >= KEY_COLUMNS / 32;
             u32 a[ROW_TILES][4];
 #pragma unroll
             for (int m = 0; m < ROW_TILES; m++) load_matrix_x4(a[m], query_at + m * 16 * ROW_BYTES + k * 32);
 #pragma unroll
             for (int n = 0; n < WARP_KEYS / 16; n++) {
                 u32 b[4];
-                load_matrix_x4(b, key_at + n * 16 * ROW_BYTES + k * 32);
+                load_matrix_x4(b, from_values ? shared_key_at + stage * VALUES_BYTES + n * 16 * ROW_BYTES + k * 32
+                                              : key_at + stage * KEYS_BYTES + n * 16 * KEY_ROW_BYTES + (half * (KEY_COLUMNS / 32) + column) * 32);
 #pragma unroll
                 for (int m = 0; m < ROW_TILES; m++) {
                     mma_bf16(s[m][n * 2], a[m], b[0], b[1]);
@@ -171,8 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     maxima[column_warp * BLOCK_QUERIES + warp_row + m * 16 + h * 8 + g] = largest;
             }
         __syncthreads();
-        if (more) load_block(base + KEYS_AT, head_keys, next_block, next_slot, last, ring);
-        copy_async_commit();
+        if constexpr (!SHARED_KV) load_keys(next_block, 0), copy_async_commit();
 
         u32 p[ROW_TILES][WARP_KEYS / 8][2];
 #pragma unroll
@@ -206,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int n = 0; n < WARP_DIMS / 8; n++) out[m][n][h * 2] *= decay, out[m][n][h * 2 + 1] *= decay;
             }
 
-        copy_async_wait<1>();
+        if constexpr (!SHARED_KV) copy_async_wait<1>();
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < BLOCK_KEYS / 16; k++) {
@@ -223,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int n = 0; n < WARP_DIMS / 16; n++) {
                 u32 b[4];
-                load_matrix_x4_transposed(b, value_at + k * 16 * ROW_BYTES + n * 32);
+                load_matrix_x4_transposed(b, value_at + stage * VALUES_BYTES + k * 16 * ROW_BYTES + n * 32);
 #pragma unroll
                 for (int m = 0; m < ROW_TILES; m++) {
                     mma_bf16(out[m][n * 2], a[m], b[0], b[1]);
@@ -232,9 +252,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
-        if (more) load_block(base + VALUES_AT, head_values, next_block, next_slot, last, ring);
-        copy_async_commit();
-        slot = next_slot;
+        const u32 free = block + STAGES * BLOCK_KEYS;
+        if constexpr (SHARED_KV) load_keys(free, stage);
+        load_values(free, stage), copy_async_commit();
+        if (++stage == STAGES) stage = 0;
     }
     copy_async_wait<0>();
 

@@ -5,7 +5,10 @@
 // position * frequency[i] for i < ROTATED, the others stay. v has no weight and no rotation; where a
 // layer has no v (SHARED_KV), v is k's raw product.
 //
-// Instantiated by Q_HEADS, KV_HEADS, D, ROTATED, SHARED_KV, SPLITS, WEIGHT (type of the norms'
+// KEY_COLUMNS < D: K gets only the columns that rotate, KEY_COLUMNS / 2 = ROTATED of each half. The others
+// differ from V's by the weight of k's norm alone, with which q is multiplied instead.
+//
+// Instantiated by Q_HEADS, KV_HEADS, D, KEY_COLUMNS, ROTATED, SHARED_KV, SPLITS, WEIGHT (type of the norms'
 // weights), FREQUENCIES (list of ROTATED float32 literals).
 #include "session.cuh"
 
@@ -63,21 +66,23 @@ __device__ __forceinline__ void store(float* to, const float (&v)[PAIRS][2], u32
             else *at = v[i][h];
         }
 }
+// Of each half the first COLUMNS / 2.
+template <int COLUMNS>
 __device__ __forceinline__ void store(u16* to, const float (&v)[PAIRS][2], u32 lane) {
 #pragma unroll
     for (int i = 0; i < PAIRS; i += VECTOR)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const u32 column = column_of(i, lane);
-            if (column >= HALF) continue;
-            u16* at = to + column + h * HALF;
+            if (column >= COLUMNS / 2) continue;
+            u16* at = to + column + h * (COLUMNS / 2);
             if constexpr (VECTOR == 4) *(uint2*)at = {bf16_pair(v[i][h], v[i + 1][h]), bf16_pair(v[i + 2][h], v[i + 3][h])};
             else *at = bf16_round(v[i][h]);
         }
 }
 
-// qkv [SPLITS, T, COLUMNS] float32; q [T, Q_HEADS, D] float32; K and V rows [ring, KV_HEADS, D] bfloat16
-// at table[keys] and table[values]. A stopped session's rows stay as they are.
+// qkv [SPLITS, T, COLUMNS] float32; q [T, Q_HEADS, D] float32; K [ring, KV_HEADS, KEY_COLUMNS] and
+// V [ring, KV_HEADS, D], bfloat16, at table[keys] and table[values]. A stopped session's rows stay as they are.
 extern "C" __global__ void __launch_bounds__(128)
     rope(const float* __restrict__ qkv, const void* __restrict__ q_weight, const void* __restrict__ k_weight,
          float* __restrict__ q, const u64* table, u32 state, u32 keys, u32 values, u32 ring, u32 rows, float eps) {
@@ -92,8 +97,11 @@ extern "C" __global__ void __launch_bounds__(128)
     float weight[PAIRS][2];
 #pragma unroll
     for (int i = 0; i < PAIRS; i++)
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++) {
             weight[i][h] = inside(i) ? read_float<WEIGHT>(is_q ? q_weight : k_weight, column(i) + h * HALF) : 0.0f;
+            if (KEY_COLUMNS < D && is_q && inside(i) && column(i) >= ROTATED)
+                weight[i][h] *= read_float<WEIGHT>(k_weight, column(i) + h * HALF);
+        }
     wait_for_predecessor();
     if (head * D >= COLUMNS) return;
 
@@ -117,13 +125,13 @@ extern "C" __global__ void __launch_bounds__(128)
     const float inverse = inverse_rms(raw, eps);
     const u32 position = words[STATE_POSITION] + row;
     const bool stopped = words[STATE_STOPPED] != 0;
-    const u64 slot = u64(position % ring) * (KV_HEADS * D);
+    const u64 slot = u64(position % ring) * KV_HEADS;
 
     if (!is_q && (!is_k || SHARED_KV) && !stopped) {
         float v[PAIRS][2];
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) v[i][0] = raw[i][0] * inverse, v[i][1] = raw[i][1] * inverse;
-        store(value_rows + slot + (head - Q_HEADS) % KV_HEADS * D, v, lane);
+        store<D>(value_rows + (slot + (head - Q_HEADS) % KV_HEADS) * D, v, lane);
     }
     if (!is_q && !is_k) return;
 #pragma unroll
@@ -138,5 +146,5 @@ extern "C" __global__ void __launch_bounds__(128)
         raw[i][0] = a, raw[i][1] = b;
     }
     if (is_q) store(q + (u64(row) * Q_HEADS + head) * D, raw, lane);
-    else if (!stopped) store(key_rows + slot + (head - Q_HEADS) * D, raw, lane);
+    else if (!stopped) store<KEY_COLUMNS>(key_rows + (slot + head - Q_HEADS) * KEY_COLUMNS, raw, lane);
 }

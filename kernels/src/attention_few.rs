@@ -2,7 +2,7 @@
 
 use crate::activations::Output;
 use crate::contract::{args, source};
-use crate::{Amount, Kernel, Unsupported};
+use crate::{Amount, Arch, Heads, Kernel, Keys, Unsupported};
 use gemma4_format::plan::Count;
 
 /// Grouped-query attention of 1 to 8 rows, split over keys, and the kernel that joins the splits.
@@ -14,80 +14,69 @@ use gemma4_format::plan::Count;
 /// [`AttentionFew::join`]: `sums`, `stats`, `y` `[T, q_heads · d]` (see [`Output`]), `table`, `state`, `rows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionFew {
-    /// Query heads.
-    pub q_heads: u32,
-    /// Key and value heads; divides the query heads.
-    pub kv_heads: u32,
-    /// Columns of a head: 32, 64, 128, 256 or 512.
-    pub d: u32,
+    /// The layer's heads.
+    pub heads: Heads,
     /// Most rows of a call, 1 to 8.
     pub rows: u32,
-    /// Keys that a query sees, itself included; `None` for all.
-    pub window: Option<u32>,
     /// Most blocks among which the keys of a head are divided.
     pub splits: u32,
+    /// Blocks of keys that fit into shared memory beside one another: 1, or 2 where [`Keys::Rotated`].
+    pub stages: u32,
     /// How the join writes its result.
     pub output: Output,
 }
 
 impl AttentionFew {
-    /// Enough splits for a device of `sms` multiprocessors, and no more than a window has blocks.
-    pub fn choose(
-        q_heads: u32,
-        kv_heads: u32,
-        d: u32,
-        rows: u32,
-        window: Option<u32>,
-        output: Output,
-        sms: u32,
-    ) -> Self {
-        let mut attention = Self { q_heads, kv_heads, d, rows, window, splits: 1, output };
-        let filling = (2 * sms).div_ceil(kv_heads.max(1)).clamp(1, 64);
-        let blocks =
-            window.map_or(u32::MAX, |window| (window + rows - 1).div_ceil(attention.keys()));
+    /// Enough splits for a device of `sms` multiprocessors, and no more than a window has blocks; as
+    /// many stages as `arch` has room for.
+    pub fn choose(heads: Heads, rows: u32, output: Output, (arch, sms): (Arch, u32)) -> Self {
+        let (splits, stages) = (1, if heads.keys == Keys::Whole { 1 } else { 2 });
+        let mut attention = Self { heads, rows, splits, stages, output };
+        if attention.shared() > arch.shared_per_block() {
+            attention.stages = 1;
+        }
+        let filling = (2 * sms).div_ceil(heads.kv_heads.max(1)).clamp(1, 64);
+        let blocks = heads
+            .window
+            .map_or(u32::MAX, |window| (window + rows - 1).div_ceil(attention.block_keys()));
         attention.splits = filling.min(blocks);
         attention
     }
 
     /// Keys that a block handles at a time.
-    fn keys(&self) -> u32 {
-        if self.d > 256 { 32 } else { 64 }
+    fn block_keys(&self) -> u32 {
+        if self.heads.d > 256 { 32 } else { 64 }
     }
 
     fn shared(&self) -> u32 {
-        let (keys, pitch) = (self.keys(), self.d + 8);
-        16 * pitch * 2 + 2 * keys * pitch * 2 + 16 * (keys + 8) * 2 + 16 * (keys + 4) * 4 + 16 * 4
+        let (keys, pitch) = (self.block_keys(), self.heads.d + 8);
+        let tile = keys * (pitch + self.heads.key_columns() + 8) * 2;
+        16 * pitch * 2 + self.stages * tile + 16 * (keys + 8) * 2 + 16 * (keys + 4) * 4 + 16 * 4
     }
 
     fn defines(&self) -> Vec<(&'static str, String)> {
-        let mut defines = self.output.defines(self.q_heads * self.d);
+        let mut defines = self.output.defines(self.heads.width());
+        defines.extend(self.heads.defines());
         defines.extend([
-            ("Q_HEADS", self.q_heads.to_string()),
-            ("KV_HEADS", self.kv_heads.to_string()),
-            ("D", self.d.to_string()),
+            ("STAGES", self.stages.to_string()),
             ("ROWS", self.rows.to_string()),
-            ("KEYS", self.keys().to_string()),
+            ("KEYS", self.block_keys().to_string()),
             ("SPLITS", self.splits.to_string()),
-            ("WINDOW", self.window.unwrap_or(0).to_string()),
         ]);
         defines
     }
 
     fn check(&self) -> Result<(), Unsupported> {
         let unsupported = |reason: String| Err(Unsupported { kernel: "attention_few", reason });
-        if !matches!(self.d, 32 | 64 | 128 | 256 | 512) {
-            return unsupported(format!(
-                "heads of {} columns: known are 32, 64, 128, 256, 512",
-                self.d
-            ));
+        let stages = if self.heads.keys == Keys::Whole { 1 } else { 2 };
+        if let Some(reason) = self.heads.refused() {
+            return unsupported(reason);
         }
-        if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) {
-            return unsupported(format!("{} query heads over {}", self.q_heads, self.kv_heads));
-        }
-        if !(1..=8).contains(&self.rows) || self.splits == 0 || self.window == Some(0) {
+        if !(1..=8).contains(&self.rows) || self.splits == 0 || !(1..=stages).contains(&self.stages)
+        {
             return unsupported(format!("{self:?}"));
         }
-        if let Some(reason) = self.output.refuses(self.q_heads * self.d) {
+        if let Some(reason) = self.output.refuses(self.heads.width()) {
             return unsupported(reason);
         }
         Ok(())
@@ -96,15 +85,15 @@ impl AttentionFew {
     /// The kernel of the splits.
     pub fn kernel(&self) -> Result<Kernel, Unsupported> {
         self.check()?;
-        let queries = self.q_heads / self.kv_heads * self.rows;
-        let results = u64::from(self.q_heads * self.d) * 4;
+        let queries = self.heads.q_heads / self.heads.kv_heads * self.rows;
+        let results = u64::from(self.heads.width()) * 4;
         Ok(Kernel {
             source: source!("attention_few.cu"),
             defines: self.defines(),
             symbol: "attention_few",
             grid: [
                 Count::Fixed(self.splits),
-                Count::Fixed(self.kv_heads),
+                Count::Fixed(self.heads.kv_heads),
                 Count::Fixed(queries.div_ceil(16)),
             ],
             block: 128,
@@ -116,11 +105,11 @@ impl AttentionFew {
             dependent_launch: true,
             bytes: Amount {
                 per_row: results * 2,
-                per_position: u64::from(self.kv_heads * self.d) * 4,
+                per_position: self.heads.position_bytes(),
                 ..Amount::default()
             },
             operations: Amount {
-                per_position: u64::from(self.q_heads * self.d) * 4,
+                per_position: u64::from(self.heads.width()) * 4,
                 ..Amount::default()
             },
         })
@@ -134,7 +123,7 @@ impl AttentionFew {
             defines: self.defines(),
             symbol: "attention_join",
             grid: [
-                Count::Fixed((self.q_heads * self.d).div_ceil(128)),
+                Count::Fixed(self.heads.width().div_ceil(128)),
                 Count::Rows { per: 1, times: 1 },
                 Count::Fixed(1),
             ],
@@ -142,7 +131,7 @@ impl AttentionFew {
             shared: 0,
             args: args![Read sums, Read stats, Write y, Read table, U32 state, U32 rows],
             dependent_launch: true,
-            bytes: Amount { per_row: u64::from(self.q_heads * self.d) * 8, ..Amount::default() },
+            bytes: Amount { per_row: u64::from(self.heads.width()) * 8, ..Amount::default() },
             operations: Amount::default(),
         })
     }

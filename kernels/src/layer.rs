@@ -6,7 +6,7 @@ use gemma4_format::plan::Count;
 use crate::activations::Output;
 use crate::contract::{args, source};
 use crate::packed::{Packed, type_code};
-use crate::{Amount, Arch, Kernel, Unsupported};
+use crate::{Amount, Arch, Kernel, Keys, Unsupported};
 
 /// Adds a product's partial sums to the residual stream and norms the result for the next product.
 ///
@@ -97,6 +97,8 @@ pub struct Rope {
     pub frequencies: Vec<f32>,
     /// The layer has no v: it is k before its norm.
     pub shared_kv: bool,
+    /// Columns of a head that the keys' buffer takes; with [`Keys::Rotated`] as many as rotate.
+    pub keys: Keys,
     /// Partial sums of the product.
     pub splits: u32,
     /// Type of the norms' weights.
@@ -120,6 +122,10 @@ impl Rope {
         if self.frequencies.is_empty() || self.frequencies.len() > (self.d / 2) as usize {
             return unsupported(format!("{} rotated pairs", self.frequencies.len()));
         }
+        let own = matches!(self.keys, Keys::Rotated(n) if n as usize != self.frequencies.len());
+        if own || !self.keys.fit(self.d) || (self.keys != Keys::Whole && !self.shared_kv) {
+            return unsupported(format!("{:?}", self.keys));
+        }
         let heads = self.q_heads + self.kv_heads * if self.shared_kv { 1 } else { 2 };
         let list: Vec<_> = self.frequencies.iter().map(|f| format!("{f:e}f")).collect();
         let columns = u64::from(heads * self.d);
@@ -129,6 +135,7 @@ impl Rope {
                 ("Q_HEADS", self.q_heads.to_string()),
                 ("KV_HEADS", self.kv_heads.to_string()),
                 ("D", self.d.to_string()),
+                ("KEY_COLUMNS", self.keys.columns(self.d).to_string()),
                 ("ROTATED", self.frequencies.len().to_string()),
                 ("SHARED_KV", u32::from(self.shared_kv).to_string()),
                 ("SPLITS", self.splits.to_string()),

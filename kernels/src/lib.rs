@@ -25,6 +25,7 @@ mod arch;
 mod attention_few;
 mod attention_prefill;
 mod contract;
+mod heads;
 mod layer;
 mod linear_few;
 mod linear_many;
@@ -37,6 +38,7 @@ pub use arch::Arch;
 pub use attention_few::AttentionFew;
 pub use attention_prefill::{AttentionPrefill, Tiling};
 pub use contract::{Amount, Arg, ArgKind, Kernel, Source, Unsupported};
+pub use heads::{Heads, Keys};
 pub use layer::{AddNorm, Embed, Geglu, Randomize, Rope};
 pub use linear_few::{Epilogue, LinearFew, Ring};
 pub use linear_many::{

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, Codes, Embed, Epilogue, Geglu, Kernel, LinearFew, Order, Output,
-    Pack, Packed, PackedOffset, Randomize, Rope, Sample, measure,
+    AddNorm, Arch, AttentionFew, Codes, Embed, Epilogue, Geglu, Heads, Kernel, Keys, LinearFew,
+    Order, Output, Pack, Packed, PackedOffset, Randomize, Rope, Sample, measure,
 };
 
 const INT4: Encoding = Encoding::Quantized {
@@ -96,16 +96,21 @@ fn hot(arch: Arch) -> Vec<Kernel> {
                 kernels.push(geglu.kernel().unwrap());
             }
         }
-        for (q_heads, kv_heads, d, window) in
-            [(32, 16, 256, Some(1024)), (32, 4, 512, None), (8, 4, 32, Some(16))]
-        {
-            let attention =
-                AttentionFew::choose(q_heads, kv_heads, d, rows, window, Output::Floats, 132);
+        for (q_heads, kv_heads, d, keys, window) in [
+            (32, 16, 256, Keys::Whole, Some(1024)),
+            (32, 4, 512, Keys::Whole, None),
+            (32, 4, 512, Keys::Rotated(64), None),
+            (4, 1, 128, Keys::Rotated(16), None),
+            (8, 4, 32, Keys::Whole, Some(16)),
+        ] {
+            let heads = Heads { q_heads, kv_heads, d, keys, window };
+            let attention = AttentionFew::choose(heads, rows, Output::Floats, (arch, 132));
             kernels.extend([attention.kernel().unwrap(), attention.join().unwrap()]);
             let frequencies = Rope::frequencies(1e6, d, d / 8, 1.0);
             let shared_kv = window.is_none();
             let weight = DType::BF16;
-            let rope = Rope { q_heads, kv_heads, d, frequencies, shared_kv, splits: 2, weight };
+            let rope =
+                Rope { q_heads, kv_heads, d, frequencies, shared_kv, keys, splits: 2, weight };
             kernels.push(rope.kernel().unwrap());
         }
     }
@@ -205,6 +210,7 @@ fn what_is_not_supported_is_said() {
     assert!(error.contains("groups of 48"), "{error}");
     let error = Packed::new(Encoding::Dense(DType::F32), 64, 96).unwrap_err().to_string();
     assert!(error.contains("must be BF16"), "{error}");
-    let attention = AttentionFew::choose(8, 4, 96, 1, None, Output::Floats, 132);
+    let heads = Heads { q_heads: 8, kv_heads: 4, d: 96, keys: Keys::Whole, window: None };
+    let attention = AttentionFew::choose(heads, 1, Output::Floats, (Arch::Sm80, 132));
     assert!(attention.kernel().unwrap_err().to_string().contains("96 columns"));
 }

@@ -4,7 +4,8 @@
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::compile::Nvrtc;
 use gemma4_kernels::{
-    Arch, AttentionPrefill, Geglu, Kernel, LinearMany, ManyOutput, Output, Packed, ToPanels,
+    Arch, AttentionPrefill, Geglu, Heads, Kernel, Keys, LinearMany, ManyOutput, Output, Packed,
+    ToPanels,
 };
 
 fn quantized(bits: u8, group: u32, offset: Offset) -> Encoding {
@@ -44,14 +45,17 @@ fn kernels(arch: Arch) -> Vec<Kernel> {
             kernels.push(LinearMany::choose(weight, rows, output, arch).kernel().unwrap());
         }
     }
-    for (q_heads, kv_heads, d, window) in [
-        (32, 16, 256, Some(1024)),
-        (32, 4, 512, None),
-        (8, 4, 32, Some(32)),
-        (4, 2, 64, Some(128)),
-        (4, 1, 128, None),
+    for (q_heads, kv_heads, d, keys, window) in [
+        (32, 16, 256, Keys::Whole, Some(1024)),
+        (32, 4, 512, Keys::Whole, None),
+        (32, 4, 512, Keys::Rotated(64), None),
+        (8, 4, 32, Keys::Whole, Some(32)),
+        (4, 2, 64, Keys::Whole, Some(128)),
+        (4, 1, 128, Keys::Whole, None),
+        (4, 1, 128, Keys::Rotated(16), None),
     ] {
-        let attention = AttentionPrefill::choose(q_heads, kv_heads, d, window, arch);
+        let heads = Heads { q_heads, kv_heads, d, keys, window };
+        let attention = AttentionPrefill::choose(heads, arch);
         kernels.push(attention.kernel().unwrap());
     }
     kernels
@@ -86,8 +90,16 @@ fn impossible_dims_are_refused_with_a_reason() {
     let odd = Packed::new(nibble, 20, 64).unwrap();
     let error = LinearMany::choose(odd, 9, ManyOutput::F32, Arch::Sm80).kernel().unwrap_err();
     assert!(error.to_string().contains("20 features"), "{error}");
-    let head = AttentionPrefill::choose(8, 4, 96, None, Arch::Sm80).kernel().unwrap_err();
-    assert!(head.to_string().contains("96 columns"), "{head}");
-    let ratio = AttentionPrefill::choose(8, 3, 64, None, Arch::Sm80).kernel().unwrap_err();
-    assert!(ratio.to_string().contains("8 query heads over 3"), "{ratio}");
+    let refused = |kv_heads, d, keys, arch| {
+        let heads = Heads { q_heads: 8, kv_heads, d, keys, window: None };
+        AttentionPrefill::choose(heads, arch).kernel().unwrap_err().to_string()
+    };
+    let head = refused(4, 96, Keys::Whole, Arch::Sm80);
+    assert!(head.contains("96 columns"), "{head}");
+    let ratio = refused(3, 64, Keys::Whole, Arch::Sm80);
+    assert!(ratio.contains("8 query heads over 3"), "{ratio}");
+    let keys = refused(4, 64, Keys::Rotated(8), Arch::Sm80);
+    assert!(keys.contains("Rotated(8) of heads of 64 columns"), "{keys}");
+    let hopper = refused(4, 256, Keys::Rotated(32), Arch::Sm90a);
+    assert!(hopper.contains("Rotated(32)"), "{hopper}");
 }

@@ -146,10 +146,10 @@ impl Builder<'_> {
         o: &LinearFew,
         rows: u32,
     ) -> Result<Slot> {
-        let Attention { heads, kv_heads, width, window, keys, values, scale, .. } = *attention;
+        let Attention { heads, width, keys, values, scale, .. } = *attention;
         let (output, bytes) = input(o);
-        let sms = self.multiprocessors;
-        let few = AttentionFew::choose(heads, kv_heads, width, rows, window, output, sms);
+        let device = (self.arch, self.multiprocessors);
+        let few = AttentionFew::choose(self.heads_of(attention), rows, output, device);
         let parts = u64::from(few.splits) * u64::from(rows) * u64::from(heads);
         let sums = draft.floats(parts * u64::from(width));
         let stats = draft.floats(parts * 2);

@@ -231,7 +231,7 @@ fn assemble(
         packed: schedule.packed,
         packs: schedule.packs,
         resident: schedule.resident,
-        buffer_element: 2,
+        position_bytes: schedule.position_bytes,
         multiprocessors: target.multiprocessors(),
         scratch: schedule.scratch,
         methods: schedule.methods,

@@ -8,8 +8,8 @@ use gemma4_format::plan::{
 };
 use gemma4_format::{Program, WeightId};
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionPrefill, Embed, Epilogue, Geglu, Kernel, LinearMany, ManyOutput,
-    Output, Packed, Randomize, Rope, Sample, panel_elements,
+    AddNorm, Arch, AttentionPrefill, Embed, Epilogue, Geglu, Heads, Kernel, Keys, LinearMany,
+    ManyOutput, Output, Packed, Randomize, Rope, Sample, panel_elements,
 };
 
 use super::draft::{
@@ -27,6 +27,7 @@ pub(super) struct Schedule {
     pub(super) packed: Vec<PackedWeight>,
     pub(super) packs: Vec<PackStep>,
     pub(super) resident: Vec<(WeightId, u32)>,
+    pub(super) position_bytes: Vec<u32>,
     pub(super) scratch: u64,
     pub(super) methods: Vec<Lowered>,
     pub(super) sample: Vec<Launch>,
@@ -99,6 +100,7 @@ impl<'a> Builder<'a> {
             packed: Vec::new(),
             packs: Vec::new(),
             resident: Vec::new(),
+            position_bytes: vec![0; program.buffers.len()],
             scratch: 0,
             methods: Vec::new(),
             sample: Vec::new(),
@@ -132,6 +134,12 @@ impl<'a> Builder<'a> {
                 down: builder.pack(stacked(program, &[layer.down])?),
             };
             builder.layers.push(weights);
+            let attention = &layer.attention;
+            let columns = builder.heads_of(attention).keys.columns(attention.width);
+            let bfloat16 = |columns: u32| attention.kv_heads * columns * 2;
+            let position_bytes = &mut builder.schedule.position_bytes;
+            position_bytes[attention.keys as usize] = bfloat16(columns);
+            position_bytes[attention.values as usize] = bfloat16(attention.width);
         }
         Ok(builder)
     }
@@ -436,6 +444,16 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// The heads of a layer as kernels see them.
+    pub(super) fn heads_of(&self, attention: &Attention) -> Heads {
+        let Attention { heads, kv_heads, width, window, rope, .. } = *attention;
+        let keys = match attention.shares_keys() {
+            true => Keys::beside_values(width, rope.rotated, self.arch),
+            false => Keys::Whole,
+        };
+        Heads { q_heads: heads, kv_heads, d: width, keys, window }
+    }
+
     /// Norms and rotates queries and keys, norms values, writes the buffers; returns the queries.
     pub(super) fn rotate(
         &mut self,
@@ -451,7 +469,8 @@ impl<'a> Builder<'a> {
             kv_heads,
             d: width,
             frequencies: Rope::frequencies(rope.base, width, rope.rotated, rope.factor),
-            shared_kv: attention.projections.len() == 2,
+            shared_kv: attention.shares_keys(),
+            keys: self.heads_of(attention).keys,
             splits,
             weight: vector_type(self.program, attention.q_norm)?,
         }
@@ -483,8 +502,8 @@ impl<'a> Builder<'a> {
         y: Slot,
         room: u32,
     ) -> Result<()> {
-        let Attention { heads, kv_heads, width, window, keys, values, scale, .. } = *attention;
-        let many = AttentionPrefill::choose(heads, kv_heads, width, window, self.arch);
+        let Attention { keys, values, scale, .. } = *attention;
+        let many = AttentionPrefill::choose(self.heads_of(attention), self.arch);
         let operands = vec![
             Operand::Slot(q),
             TABLE,

@@ -52,6 +52,13 @@ pub(super) struct Attention {
     pub(super) post_norm: WeightId,
 }
 
+impl Attention {
+    /// Whether values are the keys before their norm.
+    pub(super) fn shares_keys(&self) -> bool {
+        self.projections.len() == 2
+    }
+}
+
 /// Attributes of [`Op::Rope`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rope {

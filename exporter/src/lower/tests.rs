@@ -159,7 +159,7 @@ fn plan(target: Target, schedule: Schedule) -> Plan {
         packed: schedule.packed,
         packs: schedule.packs,
         resident: schedule.resident,
-        buffer_element: 2,
+        position_bytes: schedule.position_bytes,
         multiprocessors: target.multiprocessors(),
         scratch: schedule.scratch,
         methods: schedule.methods,

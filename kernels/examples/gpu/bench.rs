@@ -6,8 +6,8 @@ use std::path::Path;
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_format::plan::state;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Kernel, LinearFew, Output, Packed,
-    Randomize, Rope, Sample,
+    AddNorm, Arch, AttentionFew, Embed, Epilogue, Geglu, Heads, Kernel, Keys, LinearFew, Output,
+    Packed, Randomize, Rope, Sample,
 };
 
 use crate::case::cubin_name;
@@ -96,8 +96,20 @@ impl Step {
             .kernel()
             .unwrap()
         };
+        let heads = |full: bool| match full {
+            true => Heads {
+                q_heads: 32,
+                kv_heads: 4,
+                d: 512,
+                keys: Keys::beside_values(512, 64, ARCH),
+                window: None,
+            },
+            false => {
+                Heads { q_heads: 32, kv_heads: 16, d: 256, keys: Keys::Whole, window: Some(1024) }
+            }
+        };
         let rope = |full: bool| {
-            let (kv_heads, d) = if full { (4, 512) } else { (16, 256) };
+            let Heads { kv_heads, d, keys, .. } = heads(full);
             let (base, rotated) = if full { (1e6, 64) } else { (1e4, 128) };
             Rope {
                 q_heads: 32,
@@ -105,6 +117,7 @@ impl Step {
                 d,
                 frequencies: Rope::frequencies(base, d, rotated, 1.0),
                 shared_kv: full,
+                keys,
                 splits: linears.qkv[usize::from(full)].splits,
                 weight: DType::BF16,
             }
@@ -117,22 +130,16 @@ impl Step {
             rope: [rope(false), rope(true)],
             attention: [
                 AttentionFew::choose(
-                    32,
-                    16,
-                    256,
+                    heads(false),
                     rows,
-                    Some(1024),
                     Output::Split(linears.o[0].split()),
-                    132,
+                    (ARCH, 132),
                 ),
                 AttentionFew::choose(
-                    32,
-                    4,
-                    512,
+                    heads(true),
                     rows,
-                    None,
                     Output::Split(linears.o[1].split()),
-                    132,
+                    (ARCH, 132),
                 ),
             ],
             after_attention: [0, 1]

@@ -2,7 +2,7 @@
 
 use gemma4_format::DType;
 use gemma4_format::plan::state;
-use gemma4_kernels::{AddNorm, Arch, AttentionFew, Geglu, Output, Rope};
+use gemma4_kernels::{AddNorm, Arch, AttentionFew, Geglu, Heads, Keys, Output, Rope};
 
 use crate::case::{Case, Outcome};
 use crate::device::Value;
@@ -86,7 +86,8 @@ fn add_norm(
 
 fn rope(rope: Rope, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
     let kernel = rope.kernel().unwrap();
-    let name = format!("rope {}x{} D={} @{position}", rope.q_heads, rope.kv_heads, rope.d);
+    let name =
+        format!("rope {}x{} D={} {:?} @{position}", rope.q_heads, rope.kv_heads, rope.d, rope.keys);
     Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
         let mut random = Random(u64::from(position) + 1);
         let (d, t) = (rope.d as usize, rows as usize);
@@ -95,8 +96,9 @@ fn rope(rope: Rope, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
         let splits = rope.splits as usize;
         let qkv = random.normals(splits * t * heads * d);
         let [q_weight, k_weight] = [0, 1].map(|_| bytes_of(rope.weight, &random.normals(d)));
-        let row_size = kv_heads * d;
-        let [keys, values] = [0, 1].map(|_| gpu.upload(&vec![0u16; ring as usize * row_size]));
+        let key_d = rope.keys.columns(rope.d) as usize;
+        let sizes = [kv_heads * key_d, kv_heads * d];
+        let [keys, values] = sizes.map(|size| gpu.upload(&vec![0u16; ring as usize * size]));
         let table = gpu.upload(&[gpu.upload(&state_at(position)).at, keys.at, values.at]);
         let q = gpu.poisoned(t * q_heads * d * 4);
         let arguments = [
@@ -131,15 +133,25 @@ fn rope(rope: Rope, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
             }
             y
         };
+        // What q is multiplied with instead of the k that are left out.
+        let k_factor = |i: usize| match i % (d / 2) < key_d / 2 {
+            true => 1.0,
+            false => f64::from(rope.weight.read(&k_weight, i)),
+        };
         let mut wanted_q = vec![];
-        let mut wanted_keys = vec![0.0; ring as usize * row_size];
-        let mut wanted_values = wanted_keys.clone();
+        let [mut wanted_keys, mut wanted_values] = sizes.map(|n| vec![0.0; ring as usize * n]);
         for row in 0..t {
-            wanted_q.extend((0..q_heads).flat_map(|head| turned(row, head, &q_weight)));
-            let slot = (position as usize + row) % ring as usize * row_size;
+            for head in 0..q_heads {
+                let q = turned(row, head, &q_weight);
+                wanted_q.extend(q.iter().enumerate().map(|(i, q)| q * k_factor(i)));
+            }
+            let slot = (position as usize + row) % ring as usize * kv_heads;
             for head in 0..kv_heads {
-                let at = slot + head * d;
-                wanted_keys[at..at + d].copy_from_slice(&turned(row, q_heads + head, &k_weight));
+                let k = turned(row, q_heads + head, &k_weight);
+                let halves = [0, d / 2].map(|from| &k[from..from + key_d / 2]).concat();
+                let at = (slot + head) * key_d;
+                wanted_keys[at..at + key_d].copy_from_slice(&halves);
+                let at = (slot + head) * d;
                 let v = raw(row, q_heads + head + if rope.shared_kv { 0 } else { kv_heads });
                 let inverse = rms(&v);
                 for i in 0..d {
@@ -156,24 +168,36 @@ fn rope(rope: Rope, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
     })
 }
 
+/// A key of `d` columns, of which the buffer of keys holds `key_d`, the first of each half, and that of
+/// values the others.
+pub(crate) fn whole_key(keys: &[u16], values: &[u16], key_d: usize, d: usize) -> Vec<u16> {
+    let own = key_d / 2;
+    let half = |h: usize| {
+        let shared = &values[h * (d / 2) + own..(h + 1) * (d / 2)];
+        [&keys[h * own..(h + 1) * own], shared].concat()
+    };
+    [half(0), half(1)].concat()
+}
+
 fn attention(case: AttentionFew, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
     let (kernel, join) = (case.kernel().unwrap(), case.join().unwrap());
+    let Heads { q_heads, kv_heads, d, keys: held, window } = case.heads;
     let name = format!(
-        "attention {}/{} D={} W={:?} T={rows}/{} @{position} R={ring}",
-        case.q_heads, case.kv_heads, case.d, case.window, case.rows
+        "attention {q_heads}/{kv_heads} D={d} {held:?} W={window:?} T={rows}/{} @{position} R={ring}",
+        case.rows
     );
     let kernels = vec![kernel.clone(), join.clone()];
     Case::new(name, arch, kernels, move |gpu, functions| {
         let mut random = Random(u64::from(position) + 1);
-        let (d, t) = (case.d as usize, rows as usize);
-        let (q_heads, kv_heads) = (case.q_heads as usize, case.kv_heads as usize);
+        let t = rows as usize;
+        let [q_heads, kv_heads, d, key_d] =
+            [q_heads, kv_heads, d, held.columns(d)].map(|n| n as usize);
         let q: Vec<f32> = random.normals(t * q_heads * d).iter().map(|x| x * 0.2).collect();
-        let size = ring as usize * kv_heads * d;
-        let filled = (position + rows).min(ring) as usize * kv_heads * d;
+        let filled = (position + rows).min(ring) as usize * kv_heads;
         // Slots that were never written hold NaNs.
-        let [keys, values] = [0, 1].map(|_| {
-            let mut bits = to_bf16(&random.normals(filled));
-            bits.resize(size, 0x7fff);
+        let [keys, values] = [key_d, d].map(|columns| {
+            let mut bits = to_bf16(&random.normals(filled * columns));
+            bits.resize(ring as usize * kv_heads * columns, 0x7fff);
             bits
         });
         let table = gpu.upload(&[
@@ -215,14 +239,18 @@ fn attention(case: AttentionFew, rows: u32, position: u32, ring: u32, arch: Arch
                 let at = (row * q_heads + head) * d;
                 let q = &q[at..at + d];
                 let now = position + row as u32;
-                let first = case.window.map_or(0, |w| (now + 1).saturating_sub(w));
-                let row_of =
-                    |p: u32| (p % ring) as usize * kv_heads * d + head / (q_heads / kv_heads) * d;
+                let first = window.map_or(0, |w| (now + 1).saturating_sub(w));
+                let row_of = |p: u32| (p % ring) as usize * kv_heads + head / (q_heads / kv_heads);
                 let scores: Vec<f64> = (first..=now)
                     .map(|p| {
-                        let key = &keys[row_of(p)..][..d];
+                        let key = whole_key(
+                            &keys[row_of(p) * key_d..],
+                            &values[row_of(p) * d..],
+                            key_d,
+                            d,
+                        );
                         q.iter()
-                            .zip(key)
+                            .zip(&key)
                             .map(|(q, k)| f64::from(*q) * f64::from(from_bf16(*k)))
                             .sum()
                     })
@@ -233,7 +261,7 @@ fn attention(case: AttentionFew, rows: u32, position: u32, ring: u32, arch: Arch
                 for (score, p) in scores.iter().zip(first..) {
                     let weight = (score - largest).exp();
                     total += weight;
-                    for (out, v) in out.iter_mut().zip(&values[row_of(p)..]) {
+                    for (out, v) in out.iter_mut().zip(&values[row_of(p) * d..]) {
                         *out += weight * f64::from(from_bf16(*v));
                     }
                 }
@@ -241,7 +269,7 @@ fn attention(case: AttentionFew, rows: u32, position: u32, ring: u32, arch: Arch
                 wanted.extend(out.iter().map(|x| x / total));
             }
         }
-        let halves = case.q_heads / case.kv_heads * case.rows <= 8;
+        let halves = q_heads / kv_heads * case.rows as usize <= 8;
         Outcome { error: distance(&compared, &wanted), limit: if halves { 3e-5 } else { 8e-3 } }
     })
 }
@@ -285,7 +313,7 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
         }
     }
     let weight = DType::BF16;
-    let full = |position, rows| {
+    let full = |whole: bool, position, rows| {
         let frequencies = Rope::frequencies(1e6, 512, 64, 1.0);
         let case = Rope {
             q_heads: 32,
@@ -293,6 +321,7 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
             d: 512,
             frequencies,
             shared_kv: true,
+            keys: if whole { Keys::Whole } else { Keys::Rotated(64) },
             splits: 2,
             weight,
         };
@@ -300,15 +329,31 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
     };
     let sliding = |q_heads, kv_heads, d, position, rows, ring| {
         let frequencies = Rope::frequencies(1e4, d, d / 2, 1.0);
-        let case = Rope { q_heads, kv_heads, d, frequencies, shared_kv: false, splits: 1, weight };
+        let case = Rope {
+            q_heads,
+            kv_heads,
+            d,
+            frequencies,
+            shared_kv: false,
+            keys: Keys::Whole,
+            splits: 1,
+            weight,
+        };
         rope(case, rows, position, ring, arch)
     };
-    cases.extend([full(0, 1), full(131_071, 4)]);
+    cases.extend([full(true, 0, 1), full(false, 0, 1), full(false, 131_071, 4)]);
     cases.push(sliding(32, 16, 256, 1023, 8, 1100));
     cases.push(sliding(8, 4, 32, 77, 2, 40));
     let mut few = |q_heads, kv_heads, d, rows, t, window: Option<u32>, position, ring| {
-        let case = AttentionFew::choose(q_heads, kv_heads, d, rows, window, Output::Floats, 132);
-        cases.push(attention(case, t, position, ring, arch));
+        let whole = Heads { q_heads, kv_heads, d, keys: Keys::Whole, window };
+        let mut heads = vec![whole];
+        if window.is_none() && d >= 64 {
+            heads.push(Heads { keys: Keys::Rotated(d.div_ceil(128) * 16), ..whole });
+        }
+        for heads in heads {
+            let case = AttentionFew::choose(heads, rows, Output::Floats, (arch, 132));
+            cases.push(attention(case, t, position, ring, arch));
+        }
     };
     for position in [0, 1, 63, 64, 1023, 1024, 3333] {
         few(32, 16, 256, 1, 1, Some(1024), position, 1100);

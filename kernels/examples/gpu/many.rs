@@ -2,14 +2,14 @@
 
 use gemma4_format::DType;
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Order, Output, Pack, Packed,
-    ToPanels, panel_elements, panel_index,
+    AddNorm, Arch, AttentionPrefill, Heads, Kernel, Keys, LinearMany, ManyOutput, Order, Output,
+    Pack, Packed, ToPanels, panel_elements, panel_index,
 };
 use half::bf16;
 
 use crate::case::{Case, Outcome};
 use crate::device::{Buffer, Gpu, Value};
-use crate::layer::state_at;
+use crate::layer::{state_at, whole_key};
 use crate::linear::{Mixed, Stored, encodings, pack};
 use crate::numbers::{Random, distance, from_bf16, to_bf16};
 
@@ -222,21 +222,22 @@ fn mixed(encodings: [gemma4_format::Encoding; 2], t: u32, arch: Arch) -> Case {
 
 fn attention(case: AttentionPrefill, rows: u32, position: u32, ring: u32, arch: Arch) -> Case {
     let kernel = case.kernel().unwrap();
+    let Heads { q_heads, kv_heads, d, keys: held, window } = case.heads;
     let name = format!(
-        "prefill attention {}/{} D={} W={:?} T={rows} @{position} R={ring}",
-        case.q_heads, case.kv_heads, case.d, case.window
+        "prefill attention {q_heads}/{kv_heads} D={d} {held:?} W={window:?} T={rows} @{position} \
+         R={ring}"
     );
     Case::new(name, arch, vec![kernel.clone()], move |gpu, functions| {
         let mut random = Random(u64::from(position) + 1);
-        let (d, t) = (case.d as usize, rows as usize);
-        let (q_heads, kv_heads) = (case.q_heads as usize, case.kv_heads as usize);
+        let (t, width) = (rows as usize, q_heads * d);
+        let [q_heads, kv_heads, d, key_d] =
+            [q_heads, kv_heads, d, held.columns(d)].map(|n| n as usize);
         let q: Vec<f32> = random.normals(t * q_heads * d).iter().map(|x| x * 0.2).collect();
-        let size = ring as usize * kv_heads * d;
-        let filled = (position + rows).min(ring) as usize * kv_heads * d;
+        let filled = (position + rows).min(ring) as usize * kv_heads;
         // Slots that were never written hold NaNs.
-        let [keys, values] = [0, 1].map(|_| {
-            let mut bits = to_bf16(&random.normals(filled));
-            bits.resize(size, 0x7fff);
+        let [keys, values] = [key_d, d].map(|columns| {
+            let mut bits = to_bf16(&random.normals(filled * columns));
+            bits.resize(ring as usize * kv_heads * columns, 0x7fff);
             bits
         });
         let table = gpu.upload(&[
@@ -244,7 +245,6 @@ fn attention(case: AttentionPrefill, rows: u32, position: u32, ring: u32, arch: 
             gpu.upload(&keys).at,
             gpu.upload(&values).at,
         ]);
-        let width = case.q_heads * case.d;
         let y = gpu.poisoned(panel_elements(room(rows), width) as usize * 2);
         let arguments = [
             Value::At(gpu.upload(&q).at),
@@ -266,13 +266,13 @@ fn attention(case: AttentionPrefill, rows: u32, position: u32, ring: u32, arch: 
             for head in (0..q_heads).step_by(heads) {
                 let q = &q[(row * q_heads + head) * d..][..d];
                 let now = position + row as u32;
-                let first = case.window.map_or(0, |w| (now + 1).saturating_sub(w));
-                let row_of =
-                    |p: u32| (p % ring) as usize * kv_heads * d + head / (q_heads / kv_heads) * d;
+                let first = window.map_or(0, |w| (now + 1).saturating_sub(w));
+                let row_of = |p: u32| (p % ring) as usize * kv_heads + head / (q_heads / kv_heads);
                 let scores: Vec<f64> = (first..=now)
                     .map(|p| {
-                        let key = &keys[row_of(p)..][..d];
-                        let products = q.iter().zip(key);
+                        let (own, shared) = (&keys[row_of(p) * key_d..], &values[row_of(p) * d..]);
+                        let key = whole_key(own, shared, key_d, d);
+                        let products = q.iter().zip(&key);
                         products.map(|(q, k)| f64::from(round(*q)) * f64::from(from_bf16(*k))).sum()
                     })
                     .collect();
@@ -282,12 +282,12 @@ fn attention(case: AttentionPrefill, rows: u32, position: u32, ring: u32, arch: 
                 for (score, p) in scores.iter().zip(first..) {
                     let weight = (score - largest).exp();
                     total += weight;
-                    for (out, v) in out.iter_mut().zip(&values[row_of(p)..][..d]) {
+                    for (out, v) in out.iter_mut().zip(&values[row_of(p) * d..][..d]) {
                         *out += weight * f64::from(from_bf16(*v));
                     }
                 }
                 for (column, out) in (0..).zip(out) {
-                    let at = panel_index(row as u32, head as u32 * case.d + column, room(rows));
+                    let at = panel_index(row as u32, head as u32 * d as u32 + column, room(rows));
                     got.push(from_bf16(panels[at as usize]));
                     wanted.push(out / total);
                 }
@@ -341,7 +341,11 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
         cases.push(norm_panels(k, rows, arch));
     }
     cases.extend(products(arch));
-    let heads = |q, kv, d, window| AttentionPrefill::choose(q, kv, d, window, arch);
+    let held = |q_heads, kv_heads, d, keys, window| {
+        AttentionPrefill::choose(Heads { q_heads, kv_heads, d, keys, window }, arch)
+    };
+    let heads = |q, kv, d, window| held(q, kv, d, Keys::Whole, window);
+    let rotated = |q, kv, d, n| held(q, kv, d, Keys::Rotated(n), None);
     for rows in [1, 2, 7, 31, 64, 65, 129, 257] {
         for position in [0, 5, 31, 32, 33, 100] {
             let window = heads(8, 4, 32, Some(32));
@@ -349,10 +353,12 @@ pub(crate) fn cases(arch: Arch) -> Vec<Case> {
         }
         cases.push(attention(heads(4, 1, 64, None), rows, 300, 1024, arch));
         cases.push(attention(heads(16, 1, 128, None), rows, 7, 512, arch));
+        cases.push(attention(rotated(4, 1, 128, 16), rows, 300, 1024, arch));
     }
     for (rows, position) in [(1, 0), (65, 0), (512, 0), (130, 1000), (417, 3000)] {
         cases.push(attention(heads(32, 16, 256, Some(1024)), rows, position, 1535, arch));
         cases.push(attention(heads(32, 4, 512, None), rows, position, 4096, arch));
+        cases.push(attention(rotated(32, 4, 512, 64), rows, position, 4096, arch));
     }
     cases
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use gemma4_format::encoding::{DType, Encoding, Offset, ZeroType};
 use gemma4_kernels::{
-    AddNorm, Arch, AttentionPrefill, Kernel, LinearMany, ManyOutput, Output, Packed, Randomize,
-    Rope, panel_elements,
+    AddNorm, Arch, AttentionPrefill, Heads, Kernel, Keys, LinearMany, ManyOutput, Output, Packed,
+    Randomize, Rope, panel_elements,
 };
 
 use crate::case::cubin_name;
@@ -52,24 +52,26 @@ impl Layer {
     fn new(full: bool, rows: u32, arch: Arch) -> Self {
         let (q_heads, kv_heads, d) = HEADS[usize::from(full)];
         let columns = (q_heads + kv_heads * if full { 1 } else { 2 }) * d;
+        let rotated = if full { 64 } else { 128 };
+        let keys = match full {
+            true => Keys::beside_values(d, rotated, arch),
+            false => Keys::Whole,
+        };
         let linear =
             |n, k, output| LinearMany::choose(Packed::new(INT4, n, k).unwrap(), rows, output, arch);
         let rope = Rope {
             q_heads,
             kv_heads,
             d,
-            frequencies: Rope::frequencies(
-                if full { 1e6 } else { 1e4 },
-                d,
-                if full { 64 } else { 128 },
-                1.0,
-            ),
+            frequencies: Rope::frequencies(if full { 1e6 } else { 1e4 }, d, rotated, 1.0),
             shared_kv: full,
+            keys,
             splits: 1,
             weight: DType::BF16,
         };
         let window = (!full).then_some(WINDOW);
-        let attention = AttentionPrefill::choose(q_heads, kv_heads, d, window, arch);
+        let attention =
+            AttentionPrefill::choose(Heads { q_heads, kv_heads, d, keys, window }, arch);
         Self {
             norm: AddNorm {
                 h: H,

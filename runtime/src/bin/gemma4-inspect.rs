@@ -103,7 +103,6 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
             class.bits_per_weight()
         ));
     }
-    let context = program.max_context;
     lines.push(format!(
         "  read per token     {}",
         cli::human_bytes(stats::weight_bytes_per_token(program))
@@ -112,12 +111,11 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
         let bytes = cli::human_bytes(stats::packed_bytes_per_token(plan));
         lines.push(format!("    on {:<15} {bytes}", plan.target.escape_debug().to_string()));
     }
-    lines.push(format!(
-        "\nkeys and values, in bfloat16 (float32 on the CPU is twice that)\n  per token          {}\n  \
-         at full length     {}",
-        cli::human_bytes(2 * stats::buffer_elements_per_token(program)),
-        cli::human_bytes(2 * stats::buffer_elements(program, context)),
-    ));
+    lines.push("\nkeys and values, of a token and at full length".to_owned());
+    for (device, per_token, full) in kv_bytes(file) {
+        let [per_token, full] = [per_token, full].map(cli::human_bytes);
+        lines.push(format!("  on {:<15} {per_token:>10} {full:>10}", device.escape_debug()));
+    }
     for (rows, count) in buffer_rows(program) {
         lines.push(format!("  {count} buffers of {rows} rows"));
     }
@@ -140,6 +138,19 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
 fn targets(file: &ProgramFile) -> Vec<&str> {
     let plans = file.plans().iter().map(|plan| plan.target.as_str());
     ["cpu"].into_iter().chain(plans).collect()
+}
+
+/// Bytes of keys and values on the CPU and for each target: of a token once all rings are full, and
+/// at the longest context.
+fn kv_bytes(file: &ProgramFile) -> Vec<(String, u64, u64)> {
+    let (program, context) = (file.program(), file.program().max_context);
+    let per_token = 4 * stats::buffer_elements_per_token(program);
+    let cpu = ("cpu".to_owned(), per_token, 4 * stats::buffer_elements(program, context));
+    let gpus = file.plans().iter().map(|plan| {
+        let per_token = stats::gpu_buffer_bytes_per_token(program, plan);
+        (plan.target.clone(), per_token, stats::gpu_buffer_bytes(program, plan, context))
+    });
+    [cpu].into_iter().chain(gpus).collect()
 }
 
 /// How many buffers have how many rows, in order of appearance.
@@ -213,8 +224,12 @@ fn as_json(file: &ProgramFile, verified: bool) -> Value {
             .iter()
             .map(|plan| (plan.target.clone(), json!(stats::packed_bytes_per_token(plan))))
             .collect::<serde_json::Map<_, _>>(),
-        "kv_bytes_per_token_bf16": 2 * stats::buffer_elements_per_token(program),
-        "kv_bytes_at_full_length_bf16": 2 * stats::buffer_elements(program, program.max_context),
+        "kv_bytes": kv_bytes(file)
+            .into_iter()
+            .map(|(device, per_token, full)| {
+                (device, json!({ "per_token": per_token, "at_full_length": full }))
+            })
+            .collect::<serde_json::Map<_, _>>(),
         "buffers": buffers,
         "methods": methods,
         "data_length": program.data_length,

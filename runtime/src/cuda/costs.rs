@@ -51,8 +51,8 @@ impl Costs<'_> {
                 let (window, buffers) = self.attention(*id)?;
                 let most = window.map_or(u64::MAX, |w| u64::from(w) + u64::from(self.rows) - 1);
                 let keys = most.min(u64::from(self.depth) + u64::from(self.rows));
-                let element = u64::from(self.plan.buffer_element);
-                Some(buffers.iter().map(|id| self.row_elements(*id) * keys * element).sum())
+                let position = |id: &BufferId| self.plan.position_bytes.get(*id as usize).copied();
+                Some(buffers.iter().filter_map(position).map(|bytes| u64::from(bytes) * keys).sum())
             }
             _ => None,
         };
@@ -83,13 +83,6 @@ impl Costs<'_> {
             buffers.dedup();
             Some((window, buffers))
         })
-    }
-
-    /// Numbers in a row of a buffer.
-    fn row_elements(&self, id: BufferId) -> u64 {
-        let extents = gemma4_format::Extents { rows: 1, context: 1 };
-        let Some(buffer) = self.program.buffers.get(id as usize) else { return 0 };
-        buffer.dims.iter().skip(1).map(|dim| u64::from(dim.resolve(extents))).product()
     }
 }
 

@@ -119,7 +119,8 @@ impl Layout {
                     buffers: program
                         .buffers
                         .iter()
-                        .map(|b| placer.place(buffer_bytes(b, plan.buffer_element, context)?))
+                        .zip(&plan.position_bytes)
+                        .map(|(b, bytes)| placer.place(buffer_bytes(b, *bytes, context)?))
                         .collect::<Option<Vec<_>>>()?,
                 })
             })
@@ -152,10 +153,9 @@ fn part_bytes(program: &Program, weight: u32, part: u32) -> Option<u64> {
     parts.get(part as usize).map(|p| p.bytes())
 }
 
-fn buffer_bytes(buffer: &Buffer, element: u32, context: u32) -> Option<u64> {
-    let extents = Extents { rows: 1, context };
-    let element = u64::from(element);
-    buffer.dims.iter().try_fold(element, |n, d| n.checked_mul(u64::from(d.resolve(extents))))
+fn buffer_bytes(buffer: &Buffer, position_bytes: u32, context: u32) -> Option<u64> {
+    let rows = buffer.dims.first()?.resolve(Extents { rows: 1, context });
+    u64::from(rows).checked_mul(u64::from(position_bytes))
 }
 
 /// What a program is to be loaded for.

@@ -73,7 +73,7 @@ pub(super) fn plan_for(target: &str) -> Plan {
         packed: vec![Packed { bytes: 4096, randomize: 0, randomize_blocks: 1, columns: 64 }],
         packs: Vec::new(),
         resident: vec![(1, 0)],
-        buffer_element: 2,
+        position_bytes: vec![64, 64],
         multiprocessors: 132,
         scratch: 8192,
         methods: vec![lowered("decode", 1), lowered("prefill", 8)],
