@@ -6,8 +6,8 @@
 #include "common.cuh"
 
 constexpr u32 WARPS = 8;
-// Numbers of `zero_type` beside F16 and BF16.
-constexpr u32 BYTE = 3, NIBBLE = 4, NO_ZERO = 5;
+// Numbers of `zero_type` beside F16 and BF16; 3 is a byte.
+constexpr u32 NIBBLE = 4, NO_ZERO = 5;
 
 // A float32 each of whose operations rounds.
 struct Number {
@@ -49,7 +49,7 @@ constexpr int ITERATIONS = 20;
 
 __device__ __forceinline__ Number round_even(Number value) { return (value + ROUND) - ROUND; }
 
-// x^(NORM - 1); lanes.rs has the derivation.
+// x^(NORM - 1); `power` of lanes.rs has the derivation.
 __device__ __forceinline__ Number shrinking_power(Number x) {
     const int exponent = int(bits(x) - 0x3f3504f3u) >> 23;
     const Number mantissa = from_bits(bits(x) - (u32(exponent) << 23));

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use gemma4_format::Offset;
+use gemma4_format::encoding::ZeroType;
 use gemma4_kernels::compile::Nvrtc;
 use gemma4_kernels::{Arch, QUANTIZED_ROW_BYTES, number_type, quantize, zero_type};
 use gemma4_runtime::cuda::{Addresses, FoundGpu, Running, Sizes, Slot, Worker};
@@ -173,9 +175,7 @@ impl<'a> Piece<'a> {
         let zero_type = zero_type(weight.offset);
         let (zeros, nibbles) = match weight.offset {
             _ if last == scales => (0, 0),
-            gemma4_format::Offset::Zero(gemma4_format::encoding::ZeroType::Nibble) => {
-                (zero_bytes, part(last))
-            }
+            Offset::Zero(ZeroType::Nibble) => (zero_bytes, part(last)),
             _ => (part(last), 0),
         };
         vec![
@@ -243,7 +243,40 @@ fn loss(sums: &[u8; QUANTIZED_ROW_BYTES]) -> Option<Loss> {
 
 #[cfg(test)]
 mod tests {
+    use gemma4_format::{DType, Encoding};
+
     use super::*;
+    use crate::quantize::RowQuantizer;
+
+    #[test]
+    fn the_kernel_gets_a_place_for_each_part() {
+        let arguments = |bits, offset, method| {
+            let encoding = Encoding::Quantized { bits, group: 32, scale: DType::BF16, offset };
+            let quantizer = RowQuantizer::new("w", &[3, 96], encoding, method).unwrap();
+            let parts = encoding.parts("w", &[1, 96]).unwrap();
+            let strides: Vec<usize> = parts.iter().map(|part| part.bytes() as usize).collect();
+            let rows =
+                Rows { quantizer: &quantizer, dtype: DType::BF16, count: 3, strides: &strides };
+            let at = Addresses { input: 1 << 20, scratch: 2 << 20, output: 3 << 20 };
+            Piece { rows, count: 3 }.arguments(at)
+        };
+        let (input, scratch, output) = (1 << 20, 2 << 20, 3 << 20);
+        let (low, scales, nibbles, sums) = (output, output + 144, output + 176, output + 192);
+        assert_eq!(
+            arguments(4, Offset::Zero(ZeroType::Nibble), Method::MinMax),
+            [input, scratch, low, 0, scales, scratch + 288, nibbles, sums, 96, 32, 4, 2, 2, 4, 0]
+        );
+        let (high, scales, sums) = (output + 144, output + 224, output + 256);
+        assert_eq!(
+            arguments(6, Offset::Symmetric, Method::MinMax),
+            [input, scratch, low, high, scales, 0, 0, sums, 96, 32, 6, 2, 2, 5, 0]
+        );
+        let (scales, zeros, sums) = (output + 288, output + 320, output + 352);
+        assert_eq!(
+            arguments(8, Offset::Zero(ZeroType::BF16), Method::HalfQuadratic),
+            [input, output, 0, 0, scales, zeros, 0, sums, 96, 32, 8, 2, 2, 2, 1]
+        );
+    }
 
     #[test]
     fn the_sums_of_a_row_are_read_as_they_are_written() {
