@@ -77,8 +77,15 @@ if [ -f ci/references/references.json ]; then
   cp ci/references/references.* "$bundle/golden/"
 fi
 
+# The kernel that quantizes, for a machine without the compiler.
+mkdir "$bundle/kernels"
+target/release/examples/gpu compile "$bundle/kernels" quantize
+mv "$bundle"/kernels/*.cubin "$bundle/kernels/quantize.cubin"
+cp exporter/configs/tiny.json "$bundle/bench/"
+
 mkdir "$bundle/bin"
-for binary in examples/gpu_check gemma4-run gemma4-bench gemma4-export; do
+for binary in examples/gpu_check examples/quantize_check examples/make_checkpoint \
+  gemma4-run gemma4-bench gemma4-export gemma4-quantize; do
   strip -o "$bundle/bin/$(basename "$binary")" "target/release/$binary"
 done
 # A planted model differs from the plain one in few bytes, which a large window sees.

@@ -3,7 +3,8 @@
 #   ci/gpu_check.sh DIRECTORY
 # Runs the checks for both kernel sets, a question through gemma4-run, the passes of
 # compute-sanitizer where it is installed, a load of 31B's 18.3 GB where the disk has room for them,
-# and a short bench with a profile, and prints a table of results.
+# a short bench with a profile, and quantizing on the GPU and on the CPU, and prints a table of
+# results.
 # SECONDS_PER_PASS (default 300) limits each of these. Fails if anything did but the bench's speed,
 # which has no limit here.
 set -uo pipefail
@@ -116,6 +117,55 @@ if [ "$(df --output=avail -k "$work" | tail -n 1)" -gt 20000000 ]; then
   row "load 31B" $? $((SECONDS - start)) "$found"
 else
   row "load 31B" skip 0 "the disk has less than 20 GB free"
+fi
+
+# The kernel is compiled by NVRTC where that is found, as a toolkit or beside PyTorch, else it is the
+# one in the bundle. Both are compared with the CPU; a layer of 31B's shapes by the commands, too.
+if [ -z "${GEMMA4_CUDA:-}" ]; then
+  while read -r packages; do
+    if compgen -G "$packages/nvidia/*/lib/libnvrtc.so.*" >/dev/null; then
+      export GEMMA4_CUDA=$packages
+    fi
+  done < <(python3 -c 'import nvidia, os
+for path in nvidia.__path__: print(os.path.dirname(path))' 2>/dev/null)
+fi
+ahead=(--kernel "$bundle/kernels/quantize.cubin")
+start=$SECONDS
+timeout "$limit" "$bin/quantize_check" check "${ahead[@]}" | tee "$work/quantize"
+row "quantize_check, compiled ahead" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(cat "$work/quantize")"
+
+"$bin/make_checkpoint" "$bundle/bench/tiny.json" "$work/tiny"
+kernel=()
+if ! said=$("$bin/gemma4-quantize" --model-dir "$work/tiny" --output "$work/tiny-gpu" --device cuda 2>&1); then
+  kernel=("${ahead[@]}")
+  grep -q "no CUDA compiler" <<<"$said"
+  row "quantize_check, compiled here" $([ $? -eq 0 ] && echo skip || echo 1) 0 "$(tail -n 1 <<<"$said")"
+else
+  start=$SECONDS
+  timeout "$limit" "$bin/quantize_check" check | tee "$work/quantize"
+  row "quantize_check, compiled here" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(cat "$work/quantize")"
+fi
+
+if [ "$(df --output=avail -k "$work" | tail -n 1)" -gt 20000000 ]; then
+  "$bin/make_checkpoint" "$bundle/bench/31b.json" "$work/layers" --layers 2
+  for recipe in default hqq; do
+    start=$SECONDS
+    for device in cuda cpu; do
+      flags=(--device "$device")
+      [ "$device" = cpu ] || flags+=("${kernel[@]}")
+      timeout "$limit" "$bin/gemma4-quantize" --model-dir "$work/layers" --recipe "$recipe" "${flags[@]}" \
+        --output "$work/on-$device" --overwrite --report "$work/$device.json" >/dev/null 2>&1
+    done
+    diff -rq "$work/on-cuda" "$work/on-cpu" && cmp "$work/cuda.json" "$work/cpu.json"
+    row "gemma4-quantize $recipe, GPU and CPU" $? $((SECONDS - start)) "$(du -sh "$work/on-cuda" | cut -f 1)"
+    rm -rf "$work"/on-*
+  done
+  start=$SECONDS
+  timeout "$limit" "$bin/quantize_check" bench "$work/layers" "${kernel[@]}" | tee "$work/quantize"
+  row "quantize_check bench" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(paste -sd ';' "$work/quantize")"
+  rm -rf "$work/layers"
+else
+  row "gemma4-quantize" skip 0 "the disk has less than 20 GB free"
 fi
 
 printf '\n%s\n' "$table"

@@ -46,6 +46,17 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// The GPU that quantizes failed in the middle of it.
+    #[error(
+        "tensor `{tensor}` was not quantized: {cause}; run the same command again, or on the CPU \
+         with `--device cpu`"
+    )]
+    OnGpu {
+        /// Canonical name.
+        tensor: String,
+        /// What the runtime says of the GPU.
+        cause: gemma4_runtime::Error,
+    },
     /// There is no recipe of that name.
     #[error("there is no recipe `{name}`; recipes are: {known}, and files that end in .toml")]
     UnknownRecipe {
@@ -166,6 +177,8 @@ impl Error {
         match self {
             Error::Interrupted => 130,
             Error::Flag { .. } | Error::UnknownRecipe { .. } => 2,
+            Error::OnGpu { cause, .. } => cause.class().code(),
+            Error::Runtime(error) => error.class().code(),
             _ => 1,
         }
     }

@@ -13,7 +13,7 @@ use crate::model::Config;
 use crate::output::{
     Item, Monitor, Pending, persist_all, random_digests, write_random_weights, write_weights,
 };
-use crate::quantize::{HEAD, Recipe, Treatment};
+use crate::quantize::{HEAD, QuantizeOn, Quantizer, Recipe, Treatment};
 use crate::source::ModelSource;
 use crate::trace::WeightSpec;
 use crate::{Error, Result};
@@ -34,6 +34,8 @@ pub struct Options {
     pub max_prefill_chunk: Option<u32>,
     /// Quantize dense weights on the way.
     pub recipe: Option<Recipe>,
+    /// What does that.
+    pub quantize_on: QuantizeOn,
     /// Chat template instead of the checkpoint's.
     pub chat_template: Option<String>,
     /// Text of a generation_config.json instead of the checkpoint's.
@@ -66,10 +68,14 @@ pub fn export(
     monitor: &Monitor,
 ) -> Result<Exported> {
     let Prepared { mut program, items, tokenizer, chat_template } = prepare(checkpoint, options)?;
-    // Before the long work, so that what has no GPU code is known at once.
+    // Before the long work, so that what is missing is known at once.
+    let quantizer = match options.recipe {
+        Some(_) => options.quantize_on.open(&|text| monitor.note(text))?,
+        None => Quantizer::Cpu,
+    };
     let Lowered { plans, modules } = compile(&program, options, monitor)?;
     let data = output_dir.join("model.ptd");
-    let written = write_weights(checkpoint, &items, &data, monitor)?;
+    let written = write_weights(checkpoint, &items, &data, &quantizer, monitor)?;
     for (weight, digest) in program.weights.iter_mut().zip(written.digests) {
         weight.digest = digest;
     }

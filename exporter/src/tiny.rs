@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::export::{Options, export};
 use crate::model::Config;
 use crate::output::Monitor;
-use crate::quantize::{Existing, Recipe, write_bundle};
+use crate::quantize::{Existing, Quantizer, Recipe, write_bundle};
 use crate::reference::Reference;
 use crate::source::decode_rows;
 use crate::synthetic::{TINY_CONFIG, write_checkpoint};
@@ -55,7 +55,7 @@ pub fn test(output_dir: Option<&Path>, monitor: &Monitor) -> Result<Report> {
     write_checkpoint(TINY_CONFIG, 1, &at("checkpoint"))?;
     let recipe = Recipe::named("default")?;
     let dense = Checkpoint::open(at("checkpoint"))?;
-    write_bundle(&dense, &recipe, &at("bundle"), Existing::Refuse, monitor)?;
+    write_bundle(&dense, &recipe, &at("bundle"), Existing::Refuse, &Quantizer::Cpu, monitor)?;
     let bundle = Checkpoint::open(at("bundle"))?;
     let output = output_dir.map_or_else(|| at("out"), PathBuf::from);
     let options = Options { max_prefill_chunk: Some(CHUNK), ..Options::default() };

@@ -31,6 +31,7 @@ mod linear_few;
 mod linear_many;
 mod measure;
 mod packed;
+mod quantize;
 mod session;
 
 pub use activations::{Output, Split};
@@ -46,4 +47,5 @@ pub use linear_many::{
 };
 pub use measure::measure;
 pub use packed::{Codes, Order, Pack, Packed, PackedOffset, TILE_ROWS, UNIT_COLUMNS};
+pub use quantize::{QUANTIZED_ROW_BYTES, number_type, quantize, zero_type};
 pub use session::Sample;

@@ -10,9 +10,9 @@ use clap::{Args, Parser, ValueEnum};
 use gemma4_exporter::export::{Options, export, export_random, export_without_data};
 use gemma4_exporter::lower::{Fusions, Target};
 use gemma4_exporter::output::{Interrupt, Monitor};
-use gemma4_exporter::quantize::Recipe;
+use gemma4_exporter::quantize::{QuantizeOn, Recipe};
 use gemma4_exporter::{Error, Result, source, tiny};
-use gemma4_runtime::cli;
+use gemma4_runtime::{DeviceChoice, cli};
 
 /// Export a Gemma 4 checkpoint: what to compute goes to model.pte, the weights to model.ptd.
 ///
@@ -37,6 +37,13 @@ pub(crate) struct Arguments {
     /// your own (see gemma4-quantize --help; default: keep the weights as they are)
     #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = ["prequantized", "gguf"])]
     recipe: Option<String>,
+    /// With --model-dir and --recipe: what quantizes (auto, cpu, cuda, cuda:N or cuda:GPU-UUID;
+    /// default: auto, see gemma4-quantize --help)
+    #[arg(long, value_name = "DEVICE", requires = "recipe", conflicts_with = "random")]
+    device: Option<DeviceChoice>,
+    /// The quantizing kernel for the GPU, compiled ahead: a cubin or PTX
+    #[arg(long, value_name = "FILE", requires = "recipe", conflicts_with = "random", hide = true)]
+    kernel: Option<PathBuf>,
     /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
     #[arg(long, value_name = "N")]
     max_seq_len: Option<u32>,
@@ -102,7 +109,7 @@ Examples:
   gemma4-export --random exporter/configs/gemma-4-31b.json --recipe default --output-dir out
   gemma4-export --tiny-test
 
-Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.";
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 no usable device, 130 interrupted.";
 
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -128,6 +135,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         max_seq_len: arguments.max_seq_len,
         max_prefill_chunk: arguments.max_prefill_chunk,
         recipe: arguments.recipe.as_deref().map(Recipe::open).transpose()?,
+        quantize_on: QuantizeOn {
+            device: arguments.device.clone().unwrap_or(DeviceChoice::Auto),
+            kernel: arguments.kernel.clone(),
+        },
         chat_template: read(&arguments.chat_template)?,
         generation_config: read(&arguments.generation_config)?,
         targets: targets(arguments)?,

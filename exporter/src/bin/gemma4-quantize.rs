@@ -9,8 +9,8 @@ use clap::Parser;
 use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::model::Config;
 use gemma4_exporter::output::{Interrupt, Monitor, Pending, persist_all};
-use gemma4_exporter::quantize::{Existing, Recipe, json, summary, table, write_bundle};
-use gemma4_runtime::cli;
+use gemma4_exporter::quantize::{Existing, QuantizeOn, Recipe, json, summary, table, write_bundle};
+use gemma4_runtime::{DeviceChoice, cli};
 
 /// Quantize a Gemma 4 checkpoint
 ///
@@ -59,7 +59,18 @@ pub(crate) struct Arguments {
     #[arg(long)]
     overwrite: bool,
 
-    /// Threads that quantize [default: one per core]
+    /// What quantizes: auto, cpu, cuda, cuda:N or cuda:GPU-UUID
+    ///
+    /// `auto` takes the GPU if there is one and the CUDA compiler (NVRTC) is found, in GEMMA4_CUDA,
+    /// CUDA_HOME, .cuda or /usr/local/cuda, and else the CPU. Both make the same bytes.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
+
+    /// The kernel for the GPU, compiled ahead: a cubin or PTX
+    #[arg(long, value_name = "FILE", hide = true)]
+    kernel: Option<PathBuf>,
+
+    /// Threads that read, write and, on the CPU, quantize [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
@@ -82,7 +93,7 @@ A recipe of your own:
   gemma4-quantize --print-recipe default > mine.toml
   gemma4-quantize --model-dir gemma-4-31b-it --output gemma-4-31b-mine --recipe mine.toml
 
-Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted";
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 no usable device, 130 interrupted";
 
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -103,10 +114,21 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let interrupt = Interrupt::on_ctrl_c().context("cannot watch for Ctrl-C")?;
     let monitor = Monitor::new(arguments.verbose, interrupt);
-    let Arguments { model_dir, output, recipe, report, overwrite, threads, verbose, .. } =
-        arguments;
+    let Arguments {
+        model_dir,
+        output,
+        recipe,
+        report,
+        overwrite,
+        device,
+        kernel,
+        threads,
+        verbose,
+        ..
+    } = arguments;
     let (model_dir, output) = (model_dir.unwrap_or_default(), output.unwrap_or_default());
     let recipe = Recipe::open(&recipe)?;
+    let on = QuantizeOn { device, kernel };
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads.map_or(0, usize::from))
         .build()
@@ -114,11 +136,12 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let checkpoint = Checkpoint::open(model_dir)?;
     // Refuses what could not be exported afterwards.
     Config::parse(checkpoint.config_json()).map_err(gemma4_exporter::Error::from)?;
+    let quantizer = on.open(&|text| monitor.note(text))?;
     // Created first, so that a place that can't be written is known before the work.
     let report = report.map(Pending::create).transpose()?;
     let existing = if overwrite { Existing::Replace } else { Existing::Refuse };
-    let weights =
-        pool.install(|| write_bundle(&checkpoint, &recipe, &output, existing, &monitor))?;
+    let weights = pool
+        .install(|| write_bundle(&checkpoint, &recipe, &output, existing, &quantizer, &monitor))?;
     if let Some(report) = report {
         report.write_at(json(&recipe.name, &weights).as_bytes(), 0)?;
         persist_all([report])?;

@@ -11,4 +11,4 @@ pub use pending::{Pending, persist_all};
 pub(crate) use pending::{Sink, claim, parent, partial, sync_dir};
 pub use random::{random_digests, write_random_weights};
 pub use weights::{Item, Written, write_weights};
-pub(crate) use weights::{WeightWriter, lay_out};
+pub(crate) use weights::{WeightWriter, lay_out, stream};

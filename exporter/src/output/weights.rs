@@ -6,19 +6,17 @@ use std::path::Path;
 use gemma4_format::encoding::Part;
 use gemma4_format::ptd::Layout;
 use gemma4_format::{DType, Digest, Encoding};
-use rayon::prelude::*;
 
 use super::{Monitor, Pending, Sink};
 use crate::quantize::{
-    EMBEDDING, HEAD, Loss, Method, Recipe, RowQuantizer, TensorReport, Treatment, layer_of,
+    EMBEDDING, HEAD, Loss, Method, Quantizer, Recipe, RowQuantizer, Rows, TensorReport, Treatment,
+    layer_of,
 };
 use crate::source::{ModelSource, decode_rows};
 use crate::{Error, Result};
 
 /// Bytes that are copied at a time.
 pub(super) const COPY_BLOCK: u64 = 8 << 20;
-/// Rows are quantized in blocks of at most so many numbers (64 MiB of float32).
-const ROW_BLOCK: u64 = 16 << 20;
 
 /// A weight to be written.
 #[derive(Clone, Debug)]
@@ -90,9 +88,8 @@ impl Item {
         let strides = self.encoding.parts(&self.name, &[1, k])?;
         let strides: Vec<usize> = strides.iter().map(|part| part.bytes() as usize).collect();
         let mut parts: Vec<Vec<u8>> = strides.iter().map(|bytes| vec![0; bytes * count]).collect();
-        let (codes, others) = parts.split_at_mut(1);
-        let block = RowBlock { quantizer: &quantizer, first: 0, source: &source, dtype, count };
-        block.quantize(&mut codes[0], others, &strides)?;
+        let block = Rows { quantizer: &quantizer, dtype, count: count as u64, strides: &strides };
+        block.quantize_block(rows.start, &source, &mut parts)?;
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         Ok(decode_rows(self.encoding, k, &parts))
     }
@@ -146,20 +143,21 @@ pub struct Written {
 /// Writes `items` in their order to the file that is to become `target`.
 ///
 /// Memory stays below a few hundred MiB whatever the size of the model. Equal items from equal
-/// checkpoints give equal bytes, whatever the number of threads.
+/// checkpoints give equal bytes, whatever the number of threads and whatever quantizes.
 ///
 /// # Errors
 /// Errors of reading and writing, [`Error::Quantize`] for numbers that can't be quantized,
-/// [`Error::Interrupted`].
+/// [`Error::OnGpu`], [`Error::Interrupted`].
 pub fn write_weights(
     checkpoint: &dyn ModelSource,
     items: &[Item],
     target: &Path,
+    quantizer: &Quantizer,
     monitor: &Monitor,
 ) -> Result<Written> {
     let layout = lay_out(items)?;
     let file = Pending::create(target)?;
-    let writer = WeightWriter { checkpoint, file: file.sink(), monitor };
+    let writer = WeightWriter { checkpoint, file: file.sink(), quantizer, monitor };
     writer.begin(&layout)?;
     let (mut digests, mut reports) = (Vec::new(), Vec::new());
     for (item, parts) in items.iter().zip(&layout.weights) {
@@ -182,6 +180,7 @@ pub(crate) fn lay_out(items: &[Item]) -> Result<Layout> {
 pub(crate) struct WeightWriter<'a> {
     pub(crate) checkpoint: &'a dyn ModelSource,
     pub(crate) file: &'a Sink,
+    pub(crate) quantizer: &'a Quantizer,
     pub(crate) monitor: &'a Monitor,
 }
 
@@ -255,28 +254,26 @@ impl WeightWriter<'_> {
         let Item { name, source, dims, encoding, .. } = item;
         let quantizer = RowQuantizer::new(name, dims, *encoding, method)?;
         let dtype = item.source_type(self.checkpoint)?;
-        let (rows, k) = (u64::from(dims[0]), u64::from(dims[1]));
-        let row_bytes = k * dtype.size();
-        let block_rows = (ROW_BLOCK / k).clamp(1, rows);
+        let rows = u64::from(dims[0]);
         let strides: Vec<usize> =
             parts.iter().map(|(part, _)| (part.bytes() / rows) as usize).collect();
-        let mut codes = vec![0; block_rows as usize * strides[0]];
         let mut others: Vec<Vec<u8>> =
             parts[1..].iter().map(|(part, _)| vec![0; part.bytes() as usize]).collect();
         let mut hasher = blake3::Hasher::new();
         let mut loss = Loss::default();
-        stream(
-            rows * row_bytes,
-            block_rows * row_bytes,
+        self.quantizer.quantize(
+            Rows { quantizer: &quantizer, dtype, count: rows, strides: &strides },
             |offset, block| self.checkpoint.read_part(source, 0, offset, block),
-            |offset, block| {
-                let first = offset / row_bytes;
-                let count = block.len() / row_bytes as usize;
-                let codes = &mut codes[..count * strides[0]];
-                let rows = RowBlock { quantizer: &quantizer, first, source: block, dtype, count };
-                loss.add(&rows.quantize(codes, &mut others, &strides)?);
+            |rows| {
+                let codes = rows.parts[0];
                 hasher.update_rayon(codes);
-                self.file.write_at(codes, parts[0].1 + first * strides[0] as u64)?;
+                self.file.write_at(codes, parts[0].1 + rows.first * strides[0] as u64)?;
+                let others = others.iter_mut().zip(&strides[1..]);
+                for (part, (bytes, stride)) in rows.parts[1..].iter().zip(others) {
+                    bytes[rows.first as usize * stride..][..part.len()].copy_from_slice(part);
+                }
+                // In the order of rows: the sum does not depend on threads or blocks.
+                rows.losses.iter().for_each(|row| loss.add(row));
                 self.monitor.advance(codes.len() as u64)
             },
         )?;
@@ -289,57 +286,8 @@ impl WeightWriter<'_> {
     }
 }
 
-/// Consecutive rows of a dense weight.
-struct RowBlock<'a> {
-    quantizer: &'a RowQuantizer,
-    /// Number of the first row.
-    first: u64,
-    source: &'a [u8],
-    dtype: DType,
-    /// How many rows.
-    count: usize,
-}
-
-impl RowBlock<'_> {
-    /// Quantizes the rows, in parallel, into `codes` of this block and `others` of the weight.
-    fn quantize(
-        &self,
-        codes: &mut [u8],
-        others: &mut [Vec<u8>],
-        strides: &[usize],
-    ) -> Result<Loss> {
-        // The bytes of each row: a slice of every part.
-        let mut outputs: Vec<Vec<&mut [u8]>> =
-            codes.chunks_exact_mut(strides[0]).map(|codes| vec![codes]).collect();
-        for (bytes, stride) in others.iter_mut().zip(&strides[1..]) {
-            let start = self.first as usize * stride;
-            let bytes = &mut bytes[start..start + self.count * stride];
-            for (output, part) in outputs.iter_mut().zip(bytes.chunks_exact_mut(*stride)) {
-                output.push(part);
-            }
-        }
-        let losses = self
-            .source
-            .par_chunks_exact(self.source.len() / self.count)
-            .zip(outputs)
-            .enumerate()
-            .map_init(
-                || self.quantizer.scratch(),
-                |scratch, (row, (source, mut output))| {
-                    let row = self.first + row as u64;
-                    self.quantizer.quantize(row, source, self.dtype, &mut output, scratch)
-                },
-            )
-            .collect::<Result<Vec<Loss>>>()?;
-        // Summed in the order of rows, so that the sum does not depend on the threads.
-        let mut sum = Loss::default();
-        losses.iter().for_each(|loss| sum.add(loss));
-        Ok(sum)
-    }
-}
-
 /// Passes `total` bytes, `block` at a time, from `read` to `consume`, reading ahead by a block.
-pub(super) fn stream(
+pub(crate) fn stream(
     total: u64,
     block: u64,
     read: impl Fn(u64, &mut [u8]) -> Result<()> + Sync,

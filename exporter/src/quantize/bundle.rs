@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::unfinished::{Finished, Job, Unfinished};
-use super::{Recipe, TensorReport};
+use super::{Quantizer, Recipe, TensorReport};
 use crate::checkpoint::{COMPANIONS, Checkpoint, Layout, PROVENANCE, Provenance, Refusal};
 use crate::output::{Item, Monitor, Pending, Sink, WeightWriter, lay_out, persist_all};
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ pub enum Existing {
 ///
 /// The bundle is made in a directory beside `output` and renamed when it is complete. A run that
 /// ended early, killed or not, is continued without doing finished layers again, if it was of the
-/// same checkpoint, recipe and version. Returns what became of each weight.
+/// same checkpoint, recipe and version, on whichever device. Returns what became of each weight.
 ///
 /// # Errors
 /// As [`crate::output::write_weights`]; [`Refusal::AlreadyQuantized`]; [`Refusal::UnknownTensors`]
@@ -41,6 +41,7 @@ pub fn write_bundle(
     recipe: &Recipe,
     output: &Path,
     existing: Existing,
+    quantizer: &Quantizer,
     monitor: &Monitor,
 ) -> Result<Vec<TensorReport>> {
     if checkpoint.layout() != Layout::HuggingFace {
@@ -55,7 +56,7 @@ pub fn write_bundle(
     let mut unfinished = Unfinished::claim(output)?;
     // Once more: what an interrupted run had moved away may be back.
     check_output(output, checkpoint.dir(), existing)?;
-    match fill(checkpoint, recipe, &items, &mut unfinished, monitor) {
+    match fill(checkpoint, recipe, &items, &mut unfinished, quantizer, monitor) {
         Ok(reports) => unfinished.install().map(|()| reports),
         Err(error) => {
             // Of a checkpoint that can't be quantized nothing can be continued.
@@ -71,6 +72,7 @@ fn fill(
     recipe: &Recipe,
     items: &[Item],
     unfinished: &mut Unfinished,
+    quantizer: &Quantizer,
     monitor: &Monitor,
 ) -> Result<Vec<TensorReport>> {
     // Read before the long work, so that what is wrong with them is known at once.
@@ -91,7 +93,7 @@ fn fill(
         unfinished.clear()?;
     }
     let file = Sink::open(bundle.join(WEIGHTS))?;
-    let writer = WeightWriter { checkpoint, file: &file, monitor };
+    let writer = WeightWriter { checkpoint, file: &file, quantizer, monitor };
     writer.begin(&layout)?;
 
     let mut weights = items.iter().zip(&layout.weights).peekable();

@@ -11,9 +11,11 @@
 //! - the zero point, the mean of `q − (w − e) / s`;
 //!
 //! and multiplies `β` by `κ`. It ends when the sum of squared residuals no longer falls. Codes are
-//! chosen once more after the zero point is rounded to its stored type. Arithmetic is float32.
+//! chosen once more after the zero point is rounded to its stored type. Arithmetic is float32, in
+//! the order of [`super::lanes`].
 
-use super::min_max::{Parameters, largest_code, round_even};
+use super::lanes::{LANES, blocks, power, round_even, total};
+use super::min_max::{Parameters, largest_code};
 
 /// `p` of the norm.
 const NORM: f32 = 0.7;
@@ -22,6 +24,8 @@ const BETA: f32 = 10.0;
 /// `κ`, by which `β` grows.
 const KAPPA: f32 = 1.01;
 const ITERATIONS: usize = 20;
+/// Below this the proximal step gives 0 for every `β`, the largest being 12.1.
+const NEGLIGIBLE: f32 = 0.14;
 
 /// Moves the zero point of finite `values`, whose range min-max has found to need `start`, and
 /// writes their codes. `round` gives the nearest zero point that can be stored.
@@ -36,30 +40,36 @@ pub(super) fn encode(
     let scale = start.scale;
     let reciprocal = 1.0 / scale;
     let code = |value: f32, zero: f32| round_even(value * reciprocal + zero).clamp(0.0, levels);
-    let low = values.iter().copied().fold(0.0, f32::min);
+    // Not `f32::min`, which may take either zero.
+    let low = values.iter().fold(0.0, |low, value| if *value < low { *value } else { low });
     let mut zero = (-low * reciprocal).clamp(0.0, levels);
     let (mut best, mut least) = (zero, f32::INFINITY);
     let mut beta = BETA;
     for _ in 0..ITERATIONS {
-        // Below this the proximal step gives 0, without a power per number.
-        let negligible = beta.powf(-1.0 / (2.0 - NORM));
-        let (mut squares, mut sum) = (0.0, 0.0);
-        for value in values {
-            let code = code(*value, zero);
-            let residual = value - (code - zero) * scale;
-            let size = residual.abs();
-            let kept = match size > negligible {
-                true => (size - size.powf(NORM - 1.0) / beta).copysign(residual),
-                false => 0.0,
+        let (mut squares, mut sums) = ([0.0; LANES], [0.0; LANES]);
+        blocks(values, |_, values| {
+            let mut residuals = [0.0; LANES];
+            let mut largest = [0.0; LANES];
+            let lanes = residuals.iter_mut().zip(&mut squares).zip(&mut largest);
+            for (value, ((residual, squares), largest)) in values.iter().zip(lanes) {
+                *residual = value - (code(*value, zero) - zero) * scale;
+                *squares += *residual * *residual;
+                *largest = residual.abs();
+            }
+            let kept = match largest.into_iter().any(|size| size > NEGLIGIBLE) {
+                true => residuals.map(|residual| shrink(residual, beta)),
+                false => [0.0; LANES],
             };
-            squares += residual * residual;
-            sum += code - (value - kept) * reciprocal;
-        }
+            for ((value, kept), sum) in values.iter().zip(kept).zip(&mut sums) {
+                *sum += code(*value, zero) - (value - kept) * reciprocal;
+            }
+        });
+        let squares = total(squares);
         if squares >= least {
             break;
         }
         (best, least) = (zero, squares);
-        zero = sum / values.len() as f32;
+        zero = total(sums) / values.len() as f32;
         beta *= KAPPA;
     }
     let zero = round(best);
@@ -67,6 +77,13 @@ pub(super) fn encode(
         *out = code(*value, zero) as u8;
     }
     Parameters { scale, zero }
+}
+
+/// The proximal step of a residual.
+#[inline(always)]
+fn shrink(residual: f32, beta: f32) -> f32 {
+    let size = residual.abs();
+    (size - power(size, NORM - 1.0) / beta).max(0.0).copysign(residual)
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@
 use gemma4_format::DType;
 use half::bf16;
 
+use super::lanes::ROUND;
+
 /// Smallest scale: a group of zeros has this, zero point 0 (or the middle), and decodes to zeros.
 const SMALLEST_SCALE: f32 = f32::EPSILON;
 
@@ -54,15 +56,6 @@ pub(super) fn encode(
         let rounded = (value * reciprocal + ROUND).to_bits() as i32;
         *code = (rounded + shift).clamp(0, levels) as u8;
     }
-}
-
-/// Added to a number below 2^22, it leaves that number rounded to even in the low bits: what
-/// `round_ties_even` gives, without a call per number on processors of the oldest kind.
-const ROUND: f32 = (3 << 22) as f32;
-
-/// The nearest whole number, the even of two equally near; for numbers below 2^22.
-pub(super) fn round_even(value: f32) -> f32 {
-    (value + ROUND) - ROUND
 }
 
 /// Least and largest of the values and of zero.

@@ -3,6 +3,7 @@
 use gemma4_format::Encoding;
 use serde::Serialize;
 
+use super::lanes::{LANES, blocks, total};
 use super::{EMBEDDING, HEAD};
 
 /// Difference between values and what their codes decode to.
@@ -19,19 +20,20 @@ pub struct Loss {
 impl Loss {
     /// Of a group of values and their codes: a code decodes to `(code − zero) · scale`.
     pub fn of_codes(values: &[f32], codes: &[u8], zero: f32, scale: f32) -> Self {
-        // Eight sums at a time, so that the compiler can use vectors.
-        let (mut signal, mut noise, mut worst) = ([0f32; 8], [0f32; 8], [0f32; 8]);
-        for (values, codes) in values.chunks(8).zip(codes.chunks(8)) {
-            for (at, (value, code)) in values.iter().zip(codes).enumerate() {
+        let (mut signal, mut noise, mut worst) = ([0.0; LANES], [0.0; LANES], [0f32; LANES]);
+        blocks(values, |at, values| {
+            let lanes = signal.iter_mut().zip(&mut noise).zip(&mut worst);
+            for ((value, code), ((signal, noise), worst)) in
+                values.iter().zip(&codes[at..]).zip(lanes)
+            {
                 let error = (value - (f32::from(*code) - zero) * scale).abs();
-                signal[at] += value * value;
-                noise[at] += error * error;
-                worst[at] = if error > worst[at] { error } else { worst[at] };
+                *signal += value * value;
+                *noise += error * error;
+                *worst = if error > *worst { error } else { *worst };
             }
-        }
-        let sum = |sums: [f32; 8]| sums.into_iter().map(f64::from).sum();
+        });
         let max_error = worst.into_iter().fold(0.0, f32::max);
-        Self { signal: sum(signal), noise: sum(noise), max_error }
+        Self { signal: total(signal).into(), noise: total(noise).into(), max_error }
     }
 
     /// Joins the losses of two sets of values.

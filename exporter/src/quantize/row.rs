@@ -8,16 +8,19 @@ use super::report::Loss;
 use super::{Method, hqq, min_max};
 use crate::{Error, Result};
 
+/// Sums over the groups of a row that are taken side by side, as a GPU's warps do.
+const SUMS: usize = 8;
+
 /// Quantizes the rows of one weight.
 #[derive(Clone, Debug)]
 pub(crate) struct RowQuantizer {
-    tensor: String,
-    bits: u8,
-    group: usize,
-    scale: DType,
-    offset: Offset,
-    method: Method,
-    k: usize,
+    pub(super) tensor: String,
+    pub(super) bits: u8,
+    pub(super) group: usize,
+    pub(super) scale: DType,
+    pub(super) offset: Offset,
+    pub(super) method: Method,
+    pub(super) k: usize,
 }
 
 /// Memory that a thread uses again for every row.
@@ -85,7 +88,7 @@ impl RowQuantizer {
             let column = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
             return Err(self.refuse(format!("row {row}, column {column} is {}", values[column])));
         }
-        let mut loss = Loss::default();
+        let mut losses = [Loss::default(); SUMS];
         let symmetric = self.offset == Offset::Symmetric;
         let groups = values.chunks_exact(self.group).zip(codes.chunks_exact_mut(self.group));
         // Codes and zero points that share a byte are set with `|=`.
@@ -106,7 +109,12 @@ impl RowQuantizer {
                     hqq::encode(values, self.bits, range, |zero| self.stored_zero(zero), codes)
                 }
             };
-            loss.add(&Loss::of_codes(values, codes, parameters.zero, parameters.scale));
+            losses[at % SUMS].add(&Loss::of_codes(
+                values,
+                codes,
+                parameters.zero,
+                parameters.scale,
+            ));
             write_float(self.scale, parts[scales], at, parameters.scale);
             if let Offset::Zero(zero) = self.offset {
                 write_zero(zero, parts[scales + 1], at, parameters.zero);
@@ -124,6 +132,8 @@ impl RowQuantizer {
                 *byte = four.iter().rev().fold(0, |byte, code| byte << 2 | code >> 4);
             }
         }
+        let mut loss = Loss::default();
+        losses.iter().for_each(|sum| loss.add(sum));
         Ok(loss)
     }
 

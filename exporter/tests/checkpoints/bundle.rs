@@ -7,7 +7,7 @@ use crate::support::*;
 use gemma4_exporter::Error;
 use gemma4_exporter::checkpoint::{Checkpoint, Layout, Refusal};
 use gemma4_exporter::output::{Interrupt, Item, Monitor, persist_all, write_weights};
-use gemma4_exporter::quantize::{Existing, Recipe, TensorReport, write_bundle};
+use gemma4_exporter::quantize::{Existing, Quantizer, Recipe, TensorReport, write_bundle};
 use gemma4_exporter::source::ModelSource;
 use gemma4_format::ptd::Header;
 use gemma4_format::{Encoding, Weight};
@@ -29,7 +29,7 @@ fn source(dir: &Path, name: &str) -> Checkpoint {
 }
 
 fn quantize(source: &Checkpoint, output: &Path) -> Result<Vec<TensorReport>, Error> {
-    write_bundle(source, &recipe(), output, Existing::Refuse, &Monitor::silent())
+    write_bundle(source, &recipe(), output, Existing::Refuse, &Quantizer::Cpu, &Monitor::silent())
 }
 
 fn listing(dir: &Path) -> Vec<String> {
@@ -133,7 +133,8 @@ fn digests_are_those_of_the_parts() {
     for recipe in [None, Some(recipe())] {
         let items = Item::all(&source, source.names(), recipe.as_ref()).unwrap();
         let target = dir.path().join("model.ptd");
-        let written = write_weights(&source, &items, &target, &Monitor::silent()).unwrap();
+        let written =
+            write_weights(&source, &items, &target, &Quantizer::Cpu, &Monitor::silent()).unwrap();
         let (digests, length, digest) = (written.digests, written.length, written.header);
         assert!(!target.exists());
         persist_all([written.file]).unwrap();
@@ -168,9 +169,13 @@ fn a_bundle_is_copied_unchanged() {
     let name = ["layers.0.mlp.up_proj.weight"];
     let items = Item::all(&bundle, name, Some(&recipe())).unwrap();
     assert!(matches!(items[0].encoding, Encoding::Quantized { bits: 4, .. }));
-    let copy = write_weights(&bundle, &items, &dir.path().join("c"), &Monitor::silent()).unwrap();
+    let copy =
+        write_weights(&bundle, &items, &dir.path().join("c"), &Quantizer::Cpu, &Monitor::silent())
+            .unwrap();
     let items = Item::all(&first, name, Some(&recipe())).unwrap();
-    let made = write_weights(&first, &items, &dir.path().join("m"), &Monitor::silent()).unwrap();
+    let made =
+        write_weights(&first, &items, &dir.path().join("m"), &Quantizer::Cpu, &Monitor::silent())
+            .unwrap();
     assert_eq!(copy.digests, made.digests);
 
     let again = quantize(&bundle, &dir.path().join("again"));
@@ -244,8 +249,9 @@ fn only_bundles_are_replaced_and_only_when_asked() {
     quantize(&source, &output).unwrap();
     write(&output, "config.json", "changed");
 
-    let write =
-        |existing, monitor: &Monitor| write_bundle(&source, &recipe(), &output, existing, monitor);
+    let write = |existing, monitor: &Monitor| {
+        write_bundle(&source, &recipe(), &output, existing, &Quantizer::Cpu, monitor)
+    };
     let error = write(Existing::Refuse, &Monitor::silent()).unwrap_err();
     assert!(matches!(error, Error::OutputNotEmpty { .. }), "{error}");
 
@@ -270,8 +276,14 @@ fn the_checkpoint_is_never_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let source = source(dir.path(), "hf");
     for output in [dir.path().to_owned(), dir.path().join("hf"), dir.path().join("hf/../hf")] {
-        let error =
-            write_bundle(&source, &recipe(), &output, Existing::Replace, &Monitor::silent());
+        let error = write_bundle(
+            &source,
+            &recipe(),
+            &output,
+            Existing::Replace,
+            &Quantizer::Cpu,
+            &Monitor::silent(),
+        );
         assert!(matches!(error, Err(Error::OutputIsSource { .. })), "{}", output.display());
     }
 }
@@ -320,7 +332,15 @@ fn a_tied_head_gets_codes_of_its_own() {
     let recipe = Recipe::named("torchao-default").unwrap();
     let quantize = |source: &Checkpoint, to: &str| {
         let output = dir.path().join(to);
-        write_bundle(source, &recipe, &output, Existing::Refuse, &Monitor::silent()).unwrap();
+        write_bundle(
+            source,
+            &recipe,
+            &output,
+            Existing::Refuse,
+            &Quantizer::Cpu,
+            &Monitor::silent(),
+        )
+        .unwrap();
         Checkpoint::open(output).unwrap()
     };
     let bits = |bundle: &Checkpoint, name: &str| match bundle.weight(name).unwrap().encoding {

@@ -25,6 +25,27 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// Where there is no driver, and where there is no such GPU.
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_and_auto_says_what_it_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(&dir.path().join("hf"), &tiny_config(), &language_model());
+    let on =
+        |device| run(dir.path(), &["--model-dir", "hf", "--output", "out", "--device", device]);
+    let done = on("cuda:GPU-ffffffff-ffff");
+    assert_eq!(done.status.code(), Some(3), "{}", text(&done.stderr));
+    assert!(!dir.path().join("out").exists());
+    let done = on("gpu");
+    assert_eq!(done.status.code(), Some(2));
+    assert!(text(&done.stderr).contains("a device is auto, cpu, cuda"), "{}", text(&done.stderr));
+    let done = on("auto");
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let said = text(&done.stderr);
+    assert!(said.starts_with("note: quantizing on "), "{said}");
+    fs::remove_dir_all(dir.path().join("out")).unwrap();
+    assert!(!text(&on("cpu").stderr).contains("note:"));
+}
+
 #[test]
 fn it_writes_a_bundle_and_a_report() {
     let dir = tempfile::tempdir().unwrap();

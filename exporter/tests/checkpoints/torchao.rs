@@ -8,7 +8,7 @@ use crate::support::*;
 use gemma4_exporter::Error;
 use gemma4_exporter::checkpoint::{Checkpoint, Layout, Refusal};
 use gemma4_exporter::output::Monitor;
-use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_exporter::quantize::{Existing, Quantizer, Recipe, write_bundle};
 use gemma4_exporter::source::ModelSource;
 use gemma4_format::encoding::ZeroType;
 use gemma4_format::{DType, Encoding, Offset};
@@ -398,6 +398,13 @@ fn a_bundle_is_not_quantized_again() {
     let recipe = Recipe::named("default").unwrap();
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out");
-    let error = write_bundle(&checkpoint, &recipe, &output, Existing::Refuse, &Monitor::silent());
+    let error = write_bundle(
+        &checkpoint,
+        &recipe,
+        &output,
+        Existing::Refuse,
+        &Quantizer::Cpu,
+        &Monitor::silent(),
+    );
     assert!(error.unwrap_err().to_string().contains("is quantized already"));
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::{Tensor, config, write_checkpoint};
 use gemma4_exporter::checkpoint::Checkpoint;
 use gemma4_exporter::output::Monitor;
-use gemma4_exporter::quantize::{Existing, Recipe, write_bundle};
+use gemma4_exporter::quantize::{Existing, Quantizer, Recipe, write_bundle};
 use gemma4_exporter::source::ModelSource;
 use gemma4_format::{DType, Encoding};
 use safetensors::SafeTensors;
@@ -40,7 +40,8 @@ fn nibbles(zeros: &[u8], groups: usize) -> Vec<u8> {
 
 fn quantize(source: &Path, output: &Path, recipe: &Recipe) -> Checkpoint {
     let source = Checkpoint::open(source).unwrap();
-    write_bundle(&source, recipe, output, Existing::Refuse, &Monitor::silent()).unwrap();
+    write_bundle(&source, recipe, output, Existing::Refuse, &Quantizer::Cpu, &Monitor::silent())
+        .unwrap();
     Checkpoint::open(output).unwrap()
 }
 

@@ -1,7 +1,8 @@
 //! Checks every kernel on a GPU against float64, and times the products of a 31B model's step.
 //!
 //! `gpu compile DIR` (no GPU needed) compiles the kernels; `gpu check DIR`, `gpu bench DIR` and
-//! `gpu prefill DIR` run them where there is one.
+//! `gpu prefill DIR` run them where there is one. The kernel that quantizes is only compiled: what
+//! it makes is compared by the example `quantize_check` of the exporter.
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
 mod bench;
@@ -50,6 +51,9 @@ fn compile(directory: &Path, filter: &str) {
     }
     if "prefill".contains(filter) {
         work.extend(prefill::kernels());
+    }
+    if "quantize".contains(filter) {
+        work.push((Arch::Sm90, gemma4_kernels::quantize()));
     }
     let work = Mutex::new(work);
     let next = || work.lock().unwrap().pop();

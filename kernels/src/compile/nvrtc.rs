@@ -104,8 +104,9 @@ impl Nvrtc {
         if unsafe { (api.version)(&mut major, &mut minor) } != 0 {
             return Err(unusable("nvrtcVersion failed".to_owned()));
         }
-        let include = [root.join("include"), root.join("nvidia/cuda_runtime/include")];
-        let include = include.into_iter().filter(|path| path.is_dir()).collect();
+        let include = ["include", "nvidia/cuda_runtime/include", "nvidia/cu13/include"];
+        let include = include.into_iter().map(|folder| root.join(folder));
+        let include = include.filter(|path| path.is_dir()).collect();
         Ok(Self { api, version: (major, minor), include, _library: library })
     }
 
@@ -202,7 +203,8 @@ impl Drop for Handle<'_> {
 
 /// The compiler's library under a toolkit's root or a directory of Python packages.
 fn library_in(root: &Path) -> Option<PathBuf> {
-    let folders = ["lib64", "lib", "targets/x86_64-linux/lib", "nvidia/cuda_nvrtc/lib"];
+    let folders =
+        ["lib64", "lib", "targets/x86_64-linux/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib"];
     let names = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"];
     folders
         .iter()

@@ -58,8 +58,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory of the host that the device can copy from while the host goes on. The device only
-/// reads it.
+/// Memory of the host that the device can copy from and to while the host goes on.
 pub(super) struct Pinned {
     context: Arc<Context>,
     pointer: *mut u8,
@@ -75,6 +74,12 @@ impl Pinned {
         // SAFETY: just allocated with that length.
         unsafe { ptr::write_bytes(pointer, 0, length) };
         Ok(Self { context: Arc::clone(context), pointer, length })
+    }
+
+    /// Its bytes. No copy to it may still run.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated and initialised with that length, borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
     }
 
     /// Its bytes. A copy from it that still runs may take what is written here.
@@ -162,6 +167,19 @@ impl Stream {
         self.calls.to_device += 1;
         // SAFETY: the source is that long and outlives the stream's work, see the module's text.
         unsafe { self.context.driver.copy_to_device(to, from.pointer.cast(), bytes, self.handle) }
+    }
+
+    /// Copies to the first bytes of pinned memory from the device.
+    pub(super) fn copy_out(
+        &mut self,
+        to: &mut Pinned,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), Failure> {
+        debug_assert!(bytes <= to.length);
+        self.calls.to_host += 1;
+        // SAFETY: the destination is that long and outlives the stream's work, see the module's text.
+        unsafe { self.context.driver.copy_to_host(to.pointer.cast(), from, bytes, self.handle) }
     }
 
     /// Copies bytes to the device and waits for that.

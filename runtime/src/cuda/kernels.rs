@@ -154,7 +154,7 @@ fn prepare(module: &Module, gpu: &Gpu, kernel: &plan::Kernel) -> Result<Function
 }
 
 /// Whether bytes are a 64-bit ELF file all of whose headers and sections lie within them.
-fn is_whole_elf(bytes: &[u8]) -> bool {
+pub(super) fn is_whole_elf(bytes: &[u8]) -> bool {
     check_elf(bytes).is_some()
 }
 

@@ -23,6 +23,7 @@ mod session;
 mod target;
 #[cfg(test)]
 mod testing;
+mod worker;
 
 use std::sync::{Arc, Mutex};
 
@@ -31,6 +32,7 @@ use self::gpu::Gpu;
 pub use self::report::{Call, LoadTimes, MemoryUse, Profile, Timed};
 use self::session::{CudaSession, lock};
 use self::target::Target;
+pub use self::worker::{Addresses, FoundGpu, Running, Sizes, Slot, Worker};
 use crate::program::Progress;
 use crate::roofline::Speed;
 use crate::{Device, DeviceSession, Error, LoadedProgram, ProgramFile, Result};
