@@ -79,17 +79,14 @@ __device__ __forceinline__ Range split_range(u32 position, u32 rows, u32 split) 
     return {first, last, splits, blocks * split / splits, blocks * (split + 1) / splits};
 }
 
-// Copies those rows of a block of keys whose positions lie in low..high, of COLUMNS columns, into rows of
-// COLUMNS + 8.
+// Copies the rows of COLUMNS columns of a block of keys into rows of COLUMNS + 8.
 template <u32 COLUMNS>
-__device__ __forceinline__ void copy_block(u32 to, const u16* from, const Range& range, u32 block, u32 ring, u32 low,
-                                           u32 high) {
+__device__ __forceinline__ void copy_block(u32 to, const u16* from, const Range& range, u32 block, u32 ring) {
     constexpr u32 CHUNKS = COLUMNS / 8;
     const u32 first = range.first + block * KEYS, first_slot = first % ring;
 #pragma unroll 8
     for (u32 i = threadIdx.x; i < KEYS * CHUNKS; i += WARPS * 32) {
         const u32 key = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + key < low || first + key >= high) continue;
         const bool inside = first + key <= range.last;
         u32 slot = inside ? first_slot + key : 0;
         if (slot >= ring) slot %= ring;
@@ -108,7 +105,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     allow_successor();
     const u16* key_rows = session_memory<const u16>(table, keys) + kv_head * KEY_COLUMNS;
     const u16* value_rows = session_memory<const u16>(table, values) + kv_head * D;
-    const u32 position = session_memory<u32>(table, state)[STATE_POSITION];
+    const u32* words = session_memory<u32>(table, state);
+    wait_for_predecessor();
+    const u32 position = words[STATE_POSITION];
     const Range range = split_range(position, rows, split);
     if (split >= range.splits) return;
 
@@ -119,23 +118,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const u32 v_base = shared_address(shared + V_AT), p_base = shared_address(shared + P_AT);
     u16* p_rows = (u16*)(shared + P_AT);
 
-    const auto load_keys = [&](u32 block, u32 low, u32 high) {
+    const auto load_keys = [&](u32 block) {
         if (block < range.end)
-            copy_block<KEY_COLUMNS>(k_base + block % STAGES * K_BYTES, key_rows, range, block, ring, low, high);
+            copy_block<KEY_COLUMNS>(k_base + block % STAGES * K_BYTES, key_rows, range, block, ring);
     };
-    const auto load_values = [&](u32 block, u32 low, u32 high) {
-        if (block < range.end)
-            copy_block<D>(v_base + block % STAGES * V_BYTES, value_rows, range, block, ring, low, high);
+    const auto load_values = [&](u32 block) {
+        if (block < range.end) copy_block<D>(v_base + block % STAGES * V_BYTES, value_rows, range, block, ring);
     };
-    // The predecessor writes the rows of this call; earlier ones can be read before it ends.
-    for (u32 block = range.begin; block < range.begin + STAGES; block++)
-        load_keys(block, 0, position), load_values(block, 0, position);
-    wait_for_predecessor();
     // Groups of copies: where K is whole, keys and values in turns, else both of a block.
-    for (u32 block = range.begin; block < range.begin + STAGES; block++) {
-        load_keys(block, position, ~0u);
-        if constexpr (!SHARED_KV) commit();
-        load_values(block, position, ~0u), commit();
+    if constexpr (SHARED_KV) {
+        for (u32 block = range.begin; block < range.begin + STAGES; block++) load_keys(block), load_values(block), commit();
+    } else {
+        load_keys(range.begin), commit();
+        load_values(range.begin), commit();
     }
 
     // Query `i` of the head: row i / RATIO of the call, head kv_head * RATIO + i % RATIO.
@@ -163,10 +158,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         wait_copies<SHARED_KV ? STAGES - 1 : 1>();
         __syncthreads();
         const u32 k_tile = k_base + block % STAGES * K_BYTES, v_tile = v_base + block % STAGES * V_BYTES;
-        // Two sums of each score, of the columns in turns: a product waits for the one before the last.
-        float s[2][N_TILES][4] = {};
+        float s[N_TILES][4] = {};
         const u32 key_0 = warp * WARP_KEYS, key = key_0 + (N_TILES == 2 ? lane / 16 * 8 : 0) + lane % 8;
-#pragma unroll
+#pragma unroll(SHARED_KV ? D / 16 : 4)
         for (int d = 0; d < D; d += 16) {
             u32 a[4];
             load_matrices(a, q_base + ((lane % 16) * PITCH + d + lane / 16 * 8) * 2);
@@ -176,24 +170,22 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 load_matrices(b, v_tile + (key * PITCH + d + lane / 8 % 2 * 8) * 2);
             else
                 load_matrices(b, k_tile + (key * K_PITCH + half * (KEY_COLUMNS / 2) + column + lane / 8 % 2 * 8) * 2);
-            multiply(s[d / 16 % 2][0], a, b[0], b[1]);
-            if constexpr (N_TILES == 2) multiply(s[d / 16 % 2][N_TILES - 1], a, b[2], b[3]);
+            multiply(s[0], a, b[0], b[1]);
+            if constexpr (N_TILES == 2) multiply(s[N_TILES - 1], a, b[2], b[3]);
         }
 #pragma unroll
         for (int j = 0; j < N_TILES; j++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[0][j][i] += s[1][j][i];
             float* at = scores + g * S_PITCH + key_0 + j * 8 + 2 * t;
             if constexpr (HALVES) {
-                at[0] = s[0][j][0] + s[0][j][2];
-                at[1] = s[0][j][1] + s[0][j][3];
+                at[0] = s[j][0] + s[j][2];
+                at[1] = s[j][1] + s[j][3];
             } else {
-                at[0] = s[0][j][0], at[1] = s[0][j][1];
-                at[8 * S_PITCH] = s[0][j][2], at[8 * S_PITCH + 1] = s[0][j][3];
+                at[0] = s[j][0], at[1] = s[j][1];
+                at[8 * S_PITCH] = s[j][2], at[8 * S_PITCH + 1] = s[j][3];
             }
         }
         __syncthreads();
-        if constexpr (!SHARED_KV) load_keys(block + 1, 0, ~0u), commit();
+        if constexpr (!SHARED_KV) load_keys(block + 1), commit();
 
         if (!HALVES || soft_row < 8) {
             float p[KEYS / 8], block_maximum = LOWEST;
@@ -259,8 +251,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             }
         }
         __syncthreads();
-        if constexpr (SHARED_KV) load_keys(block + STAGES, 0, ~0u);
-        load_values(block + STAGES, 0, ~0u), commit();
+        if constexpr (SHARED_KV) load_keys(block + STAGES);
+        load_values(block + STAGES), commit();
     }
 
     const auto result_row = [&](u32 query) {

@@ -10,10 +10,9 @@ constexpr int EMBED_THREADS = 256;
 // A token beyond the table reads its last row.
 extern "C" __global__ void __launch_bounds__(EMBED_THREADS)
     embed(const u8* __restrict__ weight, const u64* table, u32 tokens, float* __restrict__ x, float factor) {
+    allow_successor();
     const u32* ids = session_memory<const u32>(table, tokens);
     wait_for_predecessor();
-    // Only now: what starts early in this call may read what earlier calls left (session.cuh).
-    allow_successor();
     const u32 row = blockIdx.x, id = lesser(ids[row], u32(N) - 1);
     for (u32 column = blockIdx.y * EMBED_THREADS + threadIdx.x; column < K; column += gridDim.y * EMBED_THREADS)
         x[u64(row) * K + column] = packed_number(weight, N, id, column) * factor;

@@ -1,9 +1,5 @@
 // A session's own memory: its addresses stand in a table of the device, so that one captured graph
 // serves every session. The state of a session is an array of 32-bit words.
-//
-// From a call's first kernel (embed) to its last but one (sample) the state does not change, and embed lets
-// nothing start before all earlier calls have ended: other kernels may read the position, and the rows of
-// keys and values before it, without waiting for their predecessor.
 #pragma once
 #include "common.cuh"
 
