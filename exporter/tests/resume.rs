@@ -39,7 +39,7 @@ impl Scene {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gemma4-quantize"));
         command.current_dir(self.dir.path()).stderr(Stdio::piped());
         command.args(["--model-dir", "hf", "--output", output, "--recipe", recipe]);
-        command.args(["--threads", "1"]);
+        command.args(["--threads", "1", "--device", "cpu"]);
         command
     }
 

@@ -136,9 +136,9 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let checkpoint = Checkpoint::open(model_dir)?;
     // Refuses what could not be exported afterwards.
     Config::parse(checkpoint.config_json()).map_err(gemma4_exporter::Error::from)?;
-    let quantizer = on.open(&|text| monitor.note(text))?;
     // Created first, so that a place that can't be written is known before the work.
     let report = report.map(Pending::create).transpose()?;
+    let quantizer = on.open(&|text| monitor.note(text))?;
     let existing = if overwrite { Existing::Replace } else { Existing::Refuse };
     let weights = pool
         .install(|| write_bundle(&checkpoint, &recipe, &output, existing, &quantizer, &monitor))?;

@@ -48,21 +48,24 @@ pub(super) fn encode(
     for _ in 0..ITERATIONS {
         let (mut squares, mut sums) = ([0.0; LANES], [0.0; LANES]);
         blocks(values, |_, values| {
-            let mut residuals = [0.0; LANES];
-            let mut largest = [0.0; LANES];
-            let lanes = residuals.iter_mut().zip(&mut squares).zip(&mut largest);
-            for (value, ((residual, squares), largest)) in values.iter().zip(lanes) {
-                *residual = value - (code(*value, zero) - zero) * scale;
-                *squares += *residual * *residual;
-                *largest = residual.abs();
+            // What the mean is of, where no error stays.
+            let (mut terms, mut outliers) = ([0.0; LANES], false);
+            let lanes = terms.iter_mut().zip(&mut squares);
+            for (value, (term, squares)) in values.iter().zip(lanes) {
+                let code = code(*value, zero);
+                let residual = value - (code - zero) * scale;
+                *squares += residual * residual;
+                *term = code - value * reciprocal;
+                outliers |= residual.abs() > NEGLIGIBLE;
             }
-            let kept = match largest.into_iter().any(|size| size > NEGLIGIBLE) {
-                true => residuals.map(|residual| shrink(residual, beta)),
-                false => [0.0; LANES],
-            };
-            for ((value, kept), sum) in values.iter().zip(kept).zip(&mut sums) {
-                *sum += code(*value, zero) - (value - kept) * reciprocal;
+            if outliers {
+                for (value, term) in values.iter().zip(&mut terms) {
+                    let code = code(*value, zero);
+                    let kept = shrink(value - (code - zero) * scale, beta);
+                    *term = code - (value - kept) * reciprocal;
+                }
             }
+            sums.iter_mut().zip(terms).take(values.len()).for_each(|(sum, term)| *sum += term);
         });
         let squares = total(squares);
         if squares >= least {

@@ -1,6 +1,8 @@
 //! Arithmetic that a GPU repeats to the last bit (`kernels/cu/quantize.cu`): sums in an order that
 //! a warp can take, and a power made of multiplications and additions.
 
+use std::f32::consts::LN_2;
+
 /// Numbers of a group that are summed side by side.
 pub(super) const LANES: usize = 32;
 
@@ -55,7 +57,7 @@ pub(super) fn power(x: f32, exponent: f32) -> f32 {
     let whole = round_even(y);
     let r = y - whole;
     let power = (((1.525_273_4e-5 * r + 1.540_353e-4) * r + 1.333_355_8e-3) * r + 9.618_129e-3) * r;
-    let power = (((power + 5.550_410_9e-2) * r + 2.402_265_1e-1) * r + 6.931_471_8e-1) * r + 1.0;
+    let power = (((power + 5.550_411e-2) * r + 2.402_265e-1) * r + LN_2) * r + 1.0;
     power * f32::from_bits((whole as i32 + 127).cast_unsigned() << 23)
 }
 
