@@ -30,7 +30,7 @@ use self::prompt::Prompter;
 use self::stats::{Place, Stats};
 use super::{INTERRUPTED, Interrupt, Progress, Usage};
 use crate::text::modality_ids;
-use crate::{LoadedProgram, OpenDevice, Session, SessionOptions};
+use crate::{ExitClass, LoadedProgram, OpenDevice, Session, SessionOptions};
 
 /// Runs the command.
 ///
@@ -120,10 +120,13 @@ impl Runner<'_> {
             let (answer, stats) = match done {
                 Ok(done) => done,
                 Err(error) if many && !super::is_broken_pipe(&error) => {
+                    // A wrong prompt is not a wrong call, but a device that failed has failed.
+                    let lacking = super::exit_class(&error) == ExitClass::Resources;
+                    let class = if lacking { ExitClass::Resources } else { ExitClass::Failure };
+                    code = class.code().max(code);
                     let error = super::sentence(&error);
                     super::say(&format!("error: {error}\n"));
                     documents.extend(self.write(output::failed(id, &error))?);
-                    code = 1;
                     continue;
                 }
                 Err(error) => return Err(error),
