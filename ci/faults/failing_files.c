@@ -102,10 +102,6 @@ int ftruncate64(int fd, off64_t length) {
 }
 int rename(const char *from, const char *to) { return fails("rename", to) ? -1 : REAL(rename)(from, to); }
 int mkdir(const char *path, mode_t mode) { return fails("mkdir", path) ? -1 : REAL(mkdir)(path, mode); }
-int statx(int fd, const char *path, int flags, unsigned mask, struct statx *to) {
-    const int fault = *path ? fails("statx", path) : fd_fails("statx", fd);
-    return fault ? -1 : REAL(statx)(fd, path, flags, mask, to);
-}
 void *mmap64(void *where, size_t bytes, int access, int flags, int fd, off64_t place) {
     return fd >= 0 && fd_fails("mmap", fd) ? MAP_FAILED : REAL(mmap64)(where, bytes, access, flags, fd, place);
 }

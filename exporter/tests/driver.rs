@@ -5,7 +5,7 @@
 //! program needs no code: its only module is an empty ELF file.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -209,7 +209,6 @@ fn measurements_survive_every_call_that_fails() {
     every_call_may_fail(&[&bench[..], &["--profile"]].concat(), 2003, false);
 }
 
-
 #[test]
 fn a_gpu_without_memory_is_told_in_numbers() {
     let scene = Scene::new();
@@ -218,7 +217,8 @@ fn a_gpu_without_memory_is_told_in_numbers() {
     let (mut refused, mut shorter) = (0, 0);
     for mebibytes in [1, 20, 100, 128, 130, 132, 134, 136, 138, 140, 150, 160, 180, 200, 250, 300] {
         let mut command = scene.command(&run);
-        let output = within_a_minute(command.env("FAKE_CUDA_MEMORY", (mebibytes << 20).to_string()));
+        let output =
+            within_a_minute(command.env("FAKE_CUDA_MEMORY", (mebibytes << 20).to_string()));
         let stderr = String::from_utf8(output.stderr).unwrap();
         if output.status.success() {
             assert_eq!(String::from_utf8(output.stdout).unwrap(), answer);

@@ -106,8 +106,10 @@ impl Gpu {
         let kernel = kernel.map_or(String::new(), |k| format!(", kernel `{}`", k.symbol));
         let why = self.driver.explain(failure);
         let advice = match failure.is_out_of_memory() {
-            true => "; free memory of the GPU, which other processes may hold, or use the CPU with \
-                     `--device cpu`",
+            true => {
+                "; free memory of the GPU, which other processes may hold, or use the CPU with \
+                     `--device cpu`"
+            }
             false => "",
         };
         format!("{} failed in {what}{kernel} ({why}){advice}", self.describe())
