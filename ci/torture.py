@@ -472,7 +472,7 @@ def calls_on_files_that_fail(t):
             if name == "quantize":
                 equal(t.call(*arguments))
         assert told > 0, name
-        said.append(f"{name}: {told} of {calls} calls told")
+        said.append(f"{name}: {told} of {len(range(1, calls + 1, stride))} that failed were told")
     return ", ".join(said) + "; the others did not matter; interrupted and short ones were repeated"
 
 

@@ -215,7 +215,7 @@ fn a_gpu_without_memory_is_told_in_numbers() {
     let run = ["run", "--device", "cuda", "--prompt", "Why?", "-q"];
     let answer = scene.run(&run, None).stdout;
     let (mut refused, mut shorter) = (0, 0);
-    for mebibytes in [1, 20, 100, 128, 130, 132, 134, 136, 138, 140, 150, 160, 180, 200, 250, 300] {
+    for mebibytes in [1, 100, 150, 157, 160, 300] {
         let mut command = scene.command(&run);
         let output =
             within_a_minute(command.env("FAKE_CUDA_MEMORY", (mebibytes << 20).to_string()));
@@ -229,5 +229,5 @@ fn a_gpu_without_memory_is_told_in_numbers() {
         refused += 1;
         shorter += i32::from(stderr.contains("choose a shorter context"));
     }
-    assert!(refused > shorter && shorter > 0 && refused < 16, "{shorter} of {refused}");
+    assert!(refused > shorter && shorter > 0 && refused < 6, "{shorter} of {refused}");
 }

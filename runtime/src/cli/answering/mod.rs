@@ -110,7 +110,7 @@ impl Runner<'_> {
     ) -> anyhow::Result<ExitCode> {
         let many = self.arguments.prompts.is_some();
         let (mut documents, mut reports) = (Vec::new(), Vec::new());
-        let mut code = 0;
+        let (mut code, mut told) = (0, false);
         for job in jobs {
             if many {
                 self.session.reset();
@@ -135,10 +135,14 @@ impl Runner<'_> {
             let document = output::answered(id, &answer, &stats, &self.place, tokenizer);
             documents.extend(self.write(document)?);
             if !self.arguments.quiet {
-                let place = if reports.is_empty() { self.place.text() } else { String::new() };
+                let place = if told { String::new() } else { self.place.text() };
                 super::say(&(place + &stats.text(&self.place, &answer)));
+                told = true;
             }
-            reports.push(stats.json(&self.place, &answer));
+            // Thousands of answers leave nothing behind that nobody asked for.
+            if self.arguments.stats_json.is_some() {
+                reports.push(stats.json(&self.place, &answer));
+            }
             if answer.end == End::Interrupted {
                 code = INTERRUPTED;
                 break;
