@@ -194,7 +194,8 @@ fn every_call_may_fail(arguments: &[&str], stride: usize, words: bool) -> Done {
 
 #[test]
 fn an_answer_survives_every_call_that_fails() {
-    let done = every_call_may_fail(&["run", "--device", "cuda", "--prompt", "Why?", "-q"], 23, true);
+    let done =
+        every_call_may_fail(&["run", "--device", "cuda", "--prompt", "Why?", "-q"], 23, true);
     assert!(done.stdout.len() > 20, "{}", done.stdout);
 }
 
