@@ -2,7 +2,7 @@
 # Packs what ci/gpu_check.sh needs on a machine with a GPU into one archive of less than 30 MiB:
 # binaries, programs of the small models for both kernel sets, golden files, and a 31B program that
 # is run with random weights. Takes half a minute of CPU for the digests of the latter.
-# Needs no GPU, but the CUDA compiler (`make cuda-toolchain`) and what
+# Needs no GPU, but a C compiler, the CUDA compiler (`make cuda-toolchain`) and what
 #   cargo build --release --workspace --bins --examples
 # makes. The model as llama.cpp quantizes it is among them if GEMMA4_FIXTURES names a directory that
 # holds gguf/tiny-31b-Q4_K_M.gguf.
@@ -88,7 +88,10 @@ for binary in examples/gpu_check examples/quantize_check examples/make_checkpoin
   gemma4-run gemma4-bench gemma4-export gemma4-quantize; do
   strip -o "$bundle/bin/$(basename "$binary")" "target/release/$binary"
 done
+mkdir "$bundle/faults"
+cc -O2 -fPIC -shared -o "$bundle/faults/libcuda.so" ci/faults/failing_cuda.c -ldl
+cc -O2 -o "$bundle/faults/hold_cuda" ci/faults/hold_cuda.c -ldl
 # A planted model differs from the plain one in few bytes, which a large window sees.
 XZ_OPT=-9 tar -C "$work" --sort=name -cJf "$directory/bundle.tar.xz" bundle
-cp ci/gpu_check.sh "$directory/"
+cp ci/gpu_check.sh ci/gpu_faults.sh "$directory/"
 du -sh "$directory"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Checks a GPU with what `make gpu-bundle` packed; the machine needs the driver and nothing else.
 #   ci/gpu_check.sh DIRECTORY
-# Runs the checks for both kernel sets, a question through gemma4-run, the passes of
+# Runs the checks for both kernel sets, a question through gemma4-run, calls of the driver that fail
+# and memory that runs out (gpu_faults.sh beside this file), the passes of
 # compute-sanitizer where it is installed, a load of 31B's 18.3 GB where the disk has room for them,
 # a short bench with a profile, and quantizing on the GPU and on the CPU, and prints a table of
-# results.
-# SECONDS_PER_PASS (default 300) limits each of these. Fails if anything did but the bench's speed,
+# results. SECONDS_PER_PASS (default 300) limits each of these. With SOAK=SECONDS it also generates for
+# so long and looks for drift. Fails if anything did but the bench's speed,
 # which has no limit here.
 set -uo pipefail
 
@@ -51,6 +52,10 @@ for kernels in sm_90a sm_90; do
   [ $status -ne 0 ] || [ "$answer" = "The capital of France is Paris." ] || status=1
   row "gemma4-run $kernels" $status $((SECONDS - start)) "$answer"
 done
+
+start=$SECONDS
+timeout "$limit" "$(dirname "$0")/gpu_faults.sh" "$bundle" | tee "$work/faults"
+row "gpu_faults" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(tail -n 1 "$work/faults")"
 
 # The passes wait for the GPU most of the time, so they run beside each other.
 if command -v compute-sanitizer >/dev/null; then
@@ -166,6 +171,12 @@ if [ "$(df --output=avail -k "$work" | tail -n 1)" -gt 20000000 ]; then
   rm -rf "$work/layers"
 else
   row "gemma4-quantize" skip 0 "the disk has less than 20 GB free"
+fi
+
+if [ -n "${SOAK:-}" ]; then
+  start=$SECONDS
+  timeout $((SOAK + limit)) "$bin/gpu_check" "$bundle" --soak "$SOAK" | tee "$work/soak"
+  row "soak" "${PIPESTATUS[0]}" $((SECONDS - start)) "$(head -n 1 "$work/soak")"
 fi
 
 printf '\n%s\n' "$table"

@@ -9,6 +9,7 @@ case ends with a line; the exit code is 0 if all held. `--long` runs the long on
 """
 
 import argparse
+import errno
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import resource
 import shutil
 import signal
 import stat
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLE = ROOT / "ci/models/tiny-chat-int4"
+SMALLEST = ROOT / "ci/fixtures/tiny-31b"
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris.\n"
 CASES = []
@@ -44,6 +47,15 @@ class Torture:
 
     def command(self, name, *arguments):
         return [str(self.binaries / name), *map(str, arguments)]
+
+    def preload(self, source):
+        """A library for LD_PRELOAD of a file of ci/faults; none without a C compiler."""
+        library = self.work / f"{source}.so"
+        if library.exists() or not shutil.which("cc"):
+            return library if library.exists() else None
+        subprocess.run(["cc", "-O1", "-Wall", "-fPIC", "-shared", "-o", library,
+                        ROOT / f"ci/faults/{source}.c", "-ldl"], check=True)
+        return library
 
     def call(self, name, *arguments, **options):
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
@@ -85,6 +97,13 @@ def failed(done, code, *words):
     assert "panicked" not in said and "error: " in said, said
     for word in words:
         assert word in said, f"{word!r} is not in: {said}"
+
+
+def failed_words(done, names):
+    """One sentence with one of these names."""
+    failed(done, done.returncode)
+    said = done.stderr.decode(errors="replace")
+    assert done.returncode in (1, 3) and any(name in said for name in names), (names, said)
 
 
 def leftovers(directory):
@@ -322,27 +341,201 @@ def interrupts_at_any_moment(t):
 
 @case
 def a_long_run_is_flat(t):
-    answers = 10_000 if t.long else 300
+    # Long: a million tokens of the smallest model, none of whose answers may end by themselves.
+    answers, tokens = (10_000, 100) if t.long else (300, 40)
+    out = t.work / "smallest"
+    done = t.call("gemma4-export", "--model-dir", SMALLEST, "--output-dir", out)
+    assert done.returncode == 0, done.stderr
     lines = t.work / "prompts"
     lines.write_text((json.dumps(QUESTION) + "\n") * answers)
-    child = subprocess.Popen(t.command("gemma4-run", *t.files(), "--device", "cpu", "-q", "--output",
-                                       "jsonl", "--temperature", "0", "--prompts", lines),
+    child = subprocess.Popen(t.command("gemma4-run", *t.files(out), "--device", "cpu", "-q", "--output",
+                                       "jsonl", "--temperature", "0", "--logit_bias", "1=-inf,106=-inf",
+                                       "--max_new_tokens", tokens, "--prompts", lines),
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    sizes, times, first = [], [], None
-    for index in range(answers):
+    sizes, times, first = [], [time.monotonic()], None
+    for _ in range(answers):
         answer = json.loads(child.stdout.readline())
-        first = first or answer["text"]
-        assert answer["text"] == first == ANSWER.strip(), answer
+        told = answer["text"], answer["ids"]
+        first = first or told
+        assert told == first and len(told[1]) == tokens, answer
         status = Path(f"/proc/{child.pid}/status").read_text()
         sizes += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
         times.append(time.monotonic())
     assert child.wait(60) == 0
-    early, late = max(sizes[: answers // 4]), max(sizes[-answers // 4:] or sizes)
+    tenth = answers // 10
+    early, late = max(sizes[:tenth]), max(sizes[-tenth:])
     assert late - early < 4096, f"{early} kB at first, {late} kB at last"
-    quarter = answers // 4
-    speeds = [quarter / (times[quarter] - times[0]), quarter / (times[-1] - times[-1 - quarter])]
-    return (f"{answers} answers, all equal; {early} kB after a quarter, {late} kB at the end; "
-            f"{speeds[0]:.0f} answers a second at first, {speeds[1]:.0f} at last")
+    each = [later - earlier for earlier, later in zip(times, times[1:])]
+    before, after = (statistics.median(part) for part in (each[:tenth], each[-tenth:]))
+    assert after < 1.5 * before, f"{before:.4f} s an answer at first, {after:.4f} at last"
+    return (f"{answers} answers of {tokens} tokens, all equal; {early} kB in the first tenth, {late} kB in "
+            f"the last; {1000 * before:.1f} ms an answer at first, {1000 * after:.1f} at last")
+
+
+@case
+def killed_at_any_moment(t):
+    rounds = 100 if t.long else 20
+    commands = {
+        "export": lambda out: ("gemma4-export", "--prequantized", BUNDLE, "--output-dir", out),
+        "run": lambda out: ("gemma4-run", *t.files(), "--device", "cpu", "-q", "--prompt", QUESTION,
+                            "--stats_json", out / "stats", "--save_session", out / "session"),
+    }
+    whole, counts = t.fresh("whole"), {}
+    for name, arguments in commands.items():
+        (whole / name).mkdir()
+        started = time.monotonic()
+        subprocess.run(t.command(*arguments(whole / name)), capture_output=True, check=True)
+        length = time.monotonic() - started
+        out = t.fresh("killed")
+        for turn in range(rounds):
+            child = subprocess.Popen(t.command(*arguments(out)), stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+            time.sleep(length * turn / rounds)
+            child.kill()
+            child.communicate(timeout=60)
+            counts[name] = counts.get(name, 0) + (child.returncode == -signal.SIGKILL)
+            # What has its final name is whole; sessions and timings differ from run to run.
+            for path in out.iterdir():
+                if path.name in ("model.pte", "model.ptd"):
+                    assert path.read_bytes() == (t.out / path.name).read_bytes(), path.name
+                elif path.name == "stats":
+                    json.loads(path.read_bytes())
+        done = t.call(*arguments(out))
+        assert done.returncode == 0, done.stderr
+        assert leftovers(out) == leftovers(whole / name), leftovers(out)
+        if name == "run":
+            done = t.ask("--load_session", out / "session")
+            assert done.stdout.decode() == ANSWER, done.stderr
+    return ", ".join(f"{name}: {count} of {rounds} in time" for name, count in counts.items())
+
+
+@case
+def calls_on_files_that_fail(t):
+    library = t.preload("failing_files")
+    if library is None:
+        return "not run: no C compiler (cc)"
+    source = t.fresh("faulty") / "source"
+    shutil.copytree(BUNDLE, source)
+    report = t.work / "report"
+    model = t.fresh("faulty/model")
+    for name in ("model.pte", "model.ptd"):
+        shutil.copy(t.out / name, model)
+    out = t.work / "faulty/out"
+    commands = {
+        "export": ("gemma4-export", "--prequantized", source, "--output-dir", out),
+        "quantize": ("gemma4-quantize", "--model-dir", SMALLEST, "--output", out),
+        "run": ("gemma4-run", *t.files(model), "--device", "cpu", "-q", "--temperature", "0", "--prompt",
+                QUESTION),
+    }
+
+    def call(arguments, at, code):
+        environment = {**os.environ, "LD_PRELOAD": str(library), "FAILING_FILES_REPORT": str(report),
+                       "FAILING_FILES_IN": "tiny-31b" if "quantize" in arguments[0] and at % 2 else "/faulty/",
+                       "FAILING_FILES_AT": str(at), "FAILING_FILES_ERRNO": str(code)}
+        shutil.rmtree(out, ignore_errors=True)
+        done = t.call(*arguments, env=environment)
+        calls, failed, path = report.read_text().strip().split(" ", 2)
+        return done, int(calls), failed, path
+
+    def equal(done):
+        assert done.returncode == 0, (done.args, done.returncode, done.stderr)
+        assert done.stdout == whole.stdout, (done.args, done.stdout, whole.stdout, done.stderr)
+        for path in out.glob("*"):
+            assert path.read_bytes() == files[path.name], path.name
+        assert leftovers(out) == sorted(files), leftovers(out)
+
+    said = []
+    for name, arguments in commands.items():
+        files = {}
+        whole, calls, _, _ = call(arguments, 0, errno.EIO)
+        assert whole.returncode == 0, (name, whole.returncode, whole.stderr)
+        files = {path.name: path.read_bytes() for path in out.glob("*")}
+        if name != "quantize":
+            equal(call(arguments, 0, 0)[0])
+        told = 0
+        stride = 1 if t.long else max(1, calls // 40)
+        for at in range(1, calls + 1, stride):
+            equal_again, _, failed, path = call(arguments, at, errno.EINTR)
+            # Not among the calls that a signal can interrupt.
+            if failed not in ("rename", "mkdir", "mmap"):
+                equal(equal_again)
+            done, _, failed, path = call(arguments, at, [errno.EIO, errno.ENOSPC][at // stride % 2])
+            if done.returncode == 0:
+                equal(done)
+                continue
+            told += 1
+            failed_path = Path(path)
+            names = {failed_path.name, failed_path.name.removeprefix(".").removesuffix(".partial")}
+            failed_words(done, names | {failed_path.parent.name} if failed == "mkdir" else names)
+            for path in out.glob("*"):
+                assert name != "run" and path.read_bytes() == files.get(path.name), (at, failed, path)
+            if name == "quantize":
+                equal(t.call(*arguments))
+        assert told > 0, name
+        said.append(f"{name}: {told} of {len(range(1, calls + 1, stride))} that failed were told")
+    return ", ".join(said) + "; the others did not matter; interrupted and short ones were repeated"
+
+
+@case
+def clocks_that_go_wrong(t):
+    library = t.preload("odd_clock")
+    if library is None:
+        return "not run: no C compiler (cc)"
+    kinds = ("stopped", "back", "jumps", "ancient", "far")
+    for kind in kinds:
+        environment = {**os.environ, "LD_PRELOAD": str(library), "ODD_CLOCK": kind}
+        done = t.export(t.fresh("clock"), env=environment)
+        assert done.returncode == 0, (kind, done.stderr)
+        t.same_as_first(t.work / "clock")
+        done = t.ask("--output", "json", env=environment)
+        assert done.returncode == 0, (kind, done.stderr)
+        answer = json.loads(done.stdout, parse_constant=lambda word: 1 / 0)
+        assert answer["text"] == ANSWER.strip(), (kind, answer)
+        for key, value in answer["stats"].items():
+            assert not isinstance(value, float) or 0 <= value < 1e12, (kind, key, value)
+        # Without a seed, it may come from the clock.
+        done = t.call("gemma4-run", *t.files(), "--device", "cpu", "--prompt", QUESTION, env=environment)
+        assert done.returncode == 0 and b"-" not in done.stderr.split(b"generated")[-1], (kind, done.stderr)
+        done = t.call("gemma4-bench", *t.files(), "--device", "cpu", "-p", 8, "-n", 4, "-r", 2, env=environment)
+        assert done.returncode == 0 and b"panicked" not in done.stderr, (kind, done.stderr)
+    future = t.fresh("future")
+    shutil.copytree(BUNDLE, future / "bundle")
+    for moment in (0, 2**33, 2**40):
+        for path in (future / "bundle").iterdir():
+            os.utime(path, (moment, moment))
+        done = t.call("gemma4-export", "--prequantized", future / "bundle", "--output-dir", future / "out")
+        assert done.returncode == 0, done.stderr
+        t.same_as_first(future / "out")
+        for path in (future / "out").iterdir():
+            os.utime(path, (moment, moment))
+        t.answers(future / "out")
+    return f"{', '.join(kinds)}; files of 1970, 2242 and the year 36812"
+
+
+@case
+def languages_and_bytes(t):
+    places = [{"LC_ALL": "C"}, {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}, {"LC_ALL": "nonsense"},
+              {"TZ": ":/nonexistent"}, {"TZ": "XYZ+99:99"}, {"TZ": ""}, {"LC_NUMERIC": "de_DE.UTF-8"}]
+    for place in places:
+        environment = {**os.environ, **place}
+        out = t.fresh("language")
+        done = t.export(out, env=environment)
+        assert done.returncode == 0, (place, done.stderr)
+        t.same_as_first(out)
+        done = t.ask("--output", "json", env=environment)
+        assert json.loads(done.stdout)["text"] == ANSWER.strip(), (place, done)
+    out = Path(os.fsdecode(os.fsencode(t.fresh("bytes")) + b"/out-\xff"))
+    done = t.export(out)
+    assert done.returncode == 0, done.stderr
+    t.same_as_first(out)
+    t.answers(out)
+    failed(t.ask(out=Path(os.fsdecode(os.fsencode(t.work) + b"/no-\xff"))), 1, "cannot open")
+    wrong = t.call("gemma4-run", *t.files(), "--device", "cpu", "--prompt", os.fsdecode(b"a\xffb"))
+    failed(wrong, 2, "UTF-8")
+    prompt = t.work / "latin"
+    prompt.write_bytes(b"a\xffb")
+    failed(t.ask("--prompt_file", prompt), 1, "UTF-8", "latin")
+    return f"{len(places)} languages and time zones; bytes that are no UTF-8 in a path, an argument, a file"
 
 
 @case

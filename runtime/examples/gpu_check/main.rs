@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! gpu_check DIRECTORY [--kernels sm_90a,sm_90] [--models LIST] [--device cuda] [--quick]
+//! gpu_check DIRECTORY --soak SECONDS [--kernels sm_90a,sm_90] [--device cuda]
 //! ```
 //!
 //! The directory is what `make gpu-bundle` packs. Every check prints a line, `ok` or `FAIL`, what
@@ -18,6 +19,7 @@ mod report;
 mod rules;
 mod sampling;
 mod sessions;
+mod soak;
 mod subject;
 mod verify;
 
@@ -50,6 +52,9 @@ struct Arguments {
     /// A few short calls of everything, for tools that make programs slow
     #[arg(long)]
     quick: bool,
+    /// Instead of the checks, generate for so long and look for drift
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["quick", "models"])]
+    soak: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -57,6 +62,10 @@ fn main() -> ExitCode {
     cli::run(|| {
         let mut report = Report::default();
         let bundle = Bundle::open(&arguments.directory)?;
+        if let Some(seconds) = arguments.soak {
+            soak::run(&mut report, &bundle, &arguments.device, &arguments.kernels, seconds);
+            return Ok(report.finish());
+        }
         let known = |name: &String| Model::ALL.iter().any(|model| model.name() == name);
         if let Some(unknown) = arguments.models.iter().find(|name| !known(name)) {
             anyhow::bail!("`--models`: there is no model `{unknown}`");

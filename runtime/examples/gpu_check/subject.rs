@@ -51,6 +51,11 @@ impl Subject {
         self.device.calls()
     }
 
+    /// Most bytes of a GPU's memory that were taken at once, by anybody, since it was opened.
+    pub(crate) fn peak_memory(&self) -> Option<u64> {
+        self.device.cuda()?.peak_memory()
+    }
+
     /// A session as the program was exported for.
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
         self.session_with(None, None)

@@ -19,8 +19,12 @@ use crate::{Error, Result};
 const MINIMUM_VERSION: i32 = 12_000;
 /// `CUDA_SUCCESS`.
 const SUCCESS: u32 = 0;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: u32 = 100;
+/// `CUDA_ERROR_INVALID_IMAGE`, `_NO_BINARY_FOR_GPU`, `_INVALID_PTX`, `_UNSUPPORTED_PTX_VERSION`.
+const FOREIGN_CODE: [u32; 4] = [200, 209, 218, 222];
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
 
@@ -158,6 +162,16 @@ impl Failure {
     /// Index of the kernel that was to be launched, if it was a launch that failed.
     pub(super) fn kernel(self) -> Option<u32> {
         self.kernel
+    }
+
+    /// Whether the GPU, or the host for it, has too little memory.
+    pub(super) fn is_out_of_memory(self) -> bool {
+        self.code == OUT_OF_MEMORY
+    }
+
+    /// Whether the driver does not know what to do with machine code.
+    pub(super) fn is_of_foreign_code(self) -> bool {
+        FOREIGN_CODE.contains(&self.code)
     }
 }
 

@@ -105,7 +105,14 @@ impl Gpu {
         let kernel = failure.kernel().and_then(|id| plan.kernels.get(id as usize));
         let kernel = kernel.map_or(String::new(), |k| format!(", kernel `{}`", k.symbol));
         let why = self.driver.explain(failure);
-        format!("{} failed in {what}{kernel} ({why})", self.describe())
+        let advice = match failure.is_out_of_memory() {
+            true => {
+                "; free memory of the GPU, which other processes may hold, or use the CPU with \
+                     `--device cpu`"
+            }
+            false => "",
+        };
+        format!("{} failed in {what}{kernel} ({why}){advice}", self.describe())
     }
 
     /// The device and its name, for reports.

@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
 use gemma4_format::plan::{MAX_ARGUMENTS, table};
 
 use super::Calls;
-use super::driver::Failure;
+use super::driver::{Driver, Failure};
 use super::gpu::Context;
 use crate::Result;
 
@@ -294,14 +294,11 @@ impl Stream {
         let launched = body(self);
         // SAFETY: as above; `recorded` is valid for writes.
         let ended = unsafe { driver.capture_end(self.handle, &mut recorded) };
+        let recorded = Recorded { driver, handle: recorded };
         self.calls = calls;
         launched.and(ended)?;
-        // SAFETY: the graph was just recorded and is destroyed once.
-        let made = unsafe {
-            let made = driver.graph_instantiate(&mut handle, recorded, 0);
-            made.and(driver.graph_destroy(recorded))
-        };
-        made?;
+        // SAFETY: `handle` is valid for writes, and the graph was just recorded.
+        unsafe { driver.graph_instantiate(&mut handle, recorded.handle, 0) }?;
         let graph = Graph { context: Arc::clone(&self.context), handle };
         // SAFETY: both are alive.
         unsafe { driver.graph_upload(graph.handle, self.handle) }?;
@@ -347,6 +344,21 @@ impl Drop for Event {
         let _ = self.context.bind();
         // SAFETY: created in `new` and destroyed once.
         let _ = unsafe { self.context.driver.event_destroy(self.handle) };
+    }
+}
+
+/// What a stream would have done, null if its end could not be recorded.
+struct Recorded {
+    driver: &'static Driver,
+    handle: CUgraph,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: recorded once and destroyed once.
+            let _ = unsafe { self.driver.graph_destroy(self.handle) };
+        }
     }
 }
 

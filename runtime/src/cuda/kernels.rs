@@ -55,7 +55,7 @@ impl Kernels {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(slot) => {
                     let image = images.get(kernel.module as usize).map_or(&[][..], Vec::as_slice);
-                    slot.insert(load_module(context, plan, target, image)?)
+                    slot.insert(load_module(context, gpu, plan, target, image)?)
                 }
             };
             let function = prepare(module, gpu, kernel)?;
@@ -93,6 +93,7 @@ impl Kernels {
 
 fn load_module(
     context: &Arc<Context>,
+    gpu: &Gpu,
     plan: &Plan,
     target: Target,
     image: &[u8],
@@ -110,6 +111,9 @@ fn load_module(
     };
     // SAFETY: PTX ends with a zero; a cubin is complete as its own headers say.
     unsafe { Module::new(context, image) }.map_err(|failure| {
+        if !failure.is_of_foreign_code() {
+            return Error::Device(gpu.complain(plan, "loading the program's code", failure));
+        }
         let driver = context.driver;
         Error::Device(format!(
             "the NVIDIA driver, which is for CUDA {}, does not take the code for {} made by {} \

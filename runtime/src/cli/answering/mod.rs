@@ -30,7 +30,7 @@ use self::prompt::Prompter;
 use self::stats::{Place, Stats};
 use super::{INTERRUPTED, Interrupt, Progress, Usage};
 use crate::text::modality_ids;
-use crate::{LoadedProgram, OpenDevice, Session, SessionOptions};
+use crate::{ExitClass, LoadedProgram, OpenDevice, Session, SessionOptions};
 
 /// Runs the command.
 ///
@@ -110,7 +110,7 @@ impl Runner<'_> {
     ) -> anyhow::Result<ExitCode> {
         let many = self.arguments.prompts.is_some();
         let (mut documents, mut reports) = (Vec::new(), Vec::new());
-        let mut code = 0;
+        let (mut code, mut told) = (0, false);
         for job in jobs {
             if many {
                 self.session.reset();
@@ -120,10 +120,13 @@ impl Runner<'_> {
             let (answer, stats) = match done {
                 Ok(done) => done,
                 Err(error) if many && !super::is_broken_pipe(&error) => {
+                    // A wrong prompt is not a wrong call, but a device that failed has failed.
+                    let lacking = super::exit_class(&error) == ExitClass::Resources;
+                    let class = if lacking { ExitClass::Resources } else { ExitClass::Failure };
+                    code = class.code().max(code);
                     let error = super::sentence(&error);
                     super::say(&format!("error: {error}\n"));
                     documents.extend(self.write(output::failed(id, &error))?);
-                    code = 1;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -132,10 +135,14 @@ impl Runner<'_> {
             let document = output::answered(id, &answer, &stats, &self.place, tokenizer);
             documents.extend(self.write(document)?);
             if !self.arguments.quiet {
-                let place = if reports.is_empty() { self.place.text() } else { String::new() };
+                let place = if told { String::new() } else { self.place.text() };
                 super::say(&(place + &stats.text(&self.place, &answer)));
+                told = true;
             }
-            reports.push(stats.json(&self.place, &answer));
+            // Thousands of answers leave nothing behind that nobody asked for.
+            if self.arguments.stats_json.is_some() {
+                reports.push(stats.json(&self.place, &answer));
+            }
             if answer.end == End::Interrupted {
                 code = INTERRUPTED;
                 break;
