@@ -8,6 +8,7 @@
 
 pub mod checkpoint;
 pub mod export;
+pub mod generation;
 pub mod gguf;
 pub mod lower;
 pub mod methods;
@@ -22,6 +23,5 @@ pub mod trace;
 pub mod validate;
 
 mod error;
-mod generation;
 
 pub use error::{Error, Result};
