@@ -140,7 +140,11 @@ fn argument(script: &mut Script<'_>) -> Argument {
     let offset = u64::from(script.number()) << script.index(34);
     match script.byte() % 6 {
         0 | 1 => Argument::Address(place, offset),
-        2 => Argument::LastRow { place, offset, stride: u64::from(script.number()) << script.index(48) },
+        2 => Argument::LastRow {
+            place,
+            offset,
+            stride: u64::from(script.number()) << script.index(48),
+        },
         3 => Argument::BufferRows(script.number()),
         4 => Argument::Count(count(script)),
         _ => Argument::F32(script.real()),

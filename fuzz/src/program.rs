@@ -111,9 +111,11 @@ fn store(program: &mut Program, changes: &[(u8, u8, u32, u8)]) -> Option<Vec<u8>
     data[..layout.header.len()].copy_from_slice(&layout.header);
     for (at, (weight, placed)) in program.weights.iter_mut().zip(&layout.weights).enumerate() {
         let model = &*MODEL;
-        let same = model.program.weights.get(at).is_some_and(|base| {
-            base.dims == weight.dims && base.encoding == weight.encoding
-        });
+        let same = model
+            .program
+            .weights
+            .get(at)
+            .is_some_and(|base| base.dims == weight.dims && base.encoding == weight.encoding);
         let mut parts = match same {
             true => model.parts[at].clone(),
             false => random_parts(&mut Random(at as u64), weight.encoding, &weight.dims, 0.3),
