@@ -46,13 +46,13 @@ fn fuzz(name: &str, target: targets::Target, inputs: &[Vec<u8>], time: Duration)
     assert!(!inputs.is_empty(), "the corpus of `{name}` is empty");
     let started = Instant::now();
     inputs.iter().for_each(|input| check(name, target, input));
-    println!("{name}: {} stored inputs in {:.1?}", inputs.len(), started.elapsed());
+    eprintln!("{name}: {} stored inputs in {:.1?}", inputs.len(), started.elapsed());
     let (started, mut random, mut count) = (Instant::now(), Random(7), 0);
     while started.elapsed() < time {
         check(name, target, &mutated(inputs, &mut random));
         count += 1;
     }
-    println!("{name}: {count} mutations");
+    eprintln!("{name}: {count} mutations");
 }
 
 /// Runs a target on an input, which a failure leaves in a file.
