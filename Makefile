@@ -7,7 +7,7 @@ MODEL ?= ci/models/tiny-chat-int4
 PROMPT ?= What is the capital of France?
 BIN := target/release
 
-.PHONY: help build demo validate test torture lint fmt doc check bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist clean
+.PHONY: help build demo validate test torture lint fmt doc check audit bench cuda-toolchain gemma4-cpu gemma4-cuda gpu-bundle dist reproducible clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ torture: build ## let faults happen to the commands; LONG=--long for the long ve
 
 lint: ## formatting, clippy, documentation, dependencies
 	ci/lint.sh
+
+audit: ## advisories, licences, duplicates, sources of dependencies (needs the network and cargo-deny)
+	$(CARGO) deny --locked check advisories bans licenses sources
 
 fmt: ## format the sources
 	$(CARGO) fmt --all
@@ -61,6 +64,9 @@ bench: build ## prefill and decode speed of the bundled model on the CPU
 
 dist: ## pack the commands into an archive under OUT and try it in an empty root
 	ci/dist.sh $(OUT)/dist
+
+reproducible: ## build the archive twice, in two directories, and compare the bytes
+	ci/reproducible.sh
 
 clean: ## remove what was built and exported
 	$(CARGO) clean

@@ -7,6 +7,11 @@ cd "$(dirname "$0")/.."
 out=${1:?usage: ci/dist.sh OUT}
 newest_glibc=2.34
 
+# Messages of panics name source files: without the directories in which they lie here, the same
+# sources and compiler give the same bytes everywhere (`make reproducible`).
+CARGO_ENCODED_RUSTFLAGS=$(printf -- '--remap-path-prefix=%s=.\x1f--remap-path-prefix=%s=cargo' \
+    "$PWD" "${CARGO_HOME:-$HOME/.cargo}")
+export CARGO_ENCODED_RUSTFLAGS
 cargo build --release --locked --workspace --bin gemma4
 built=${CARGO_TARGET_DIR:-target}/release/gemma4
 version=$("$built" --version | cut -d' ' -f2)

@@ -6,17 +6,17 @@ use crate::{Error, Result};
 
 /// Sampling defaults and special ids.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Generation {
+pub struct Generation {
     /// 0 where the file says `do_sample: false`.
-    pub(crate) temperature: f32,
+    pub temperature: f32,
     /// 0 for all.
-    pub(crate) top_k: u32,
+    pub top_k: u32,
     /// In `(0, 1]`.
-    pub(crate) top_p: f32,
+    pub top_p: f32,
     /// First token of a text.
-    pub(crate) bos_token_id: Option<u32>,
+    pub bos_token_id: Option<u32>,
     /// Ids that end a text.
-    pub(crate) eos_token_ids: Vec<u32>,
+    pub eos_token_ids: Vec<u32>,
 }
 
 #[derive(Default, Deserialize)]
@@ -39,7 +39,10 @@ enum Ids {
 impl Generation {
     /// Reads the file's text. What it leaves out is as Gemma's model card recommends:
     /// temperature 1, top_k 64, top_p 0.95.
-    pub(crate) fn parse(json: Option<&str>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::GenerationConfig`].
+    pub fn parse(json: Option<&str>) -> Result<Self> {
         let file: File = match json {
             Some(json) => serde_json::from_str(json)
                 .map_err(|e| Error::GenerationConfig { why: e.to_string() })?,

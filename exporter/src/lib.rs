@@ -6,8 +6,11 @@
 //! [`mod@reference`] runs it with candle. [`lower`] turns the graph into kernel launches for GPUs, and
 //! [`validate`] compares what every stage of all that computes.
 
+#![forbid(unsafe_code)]
+
 pub mod checkpoint;
 pub mod export;
+pub mod generation;
 pub mod gguf;
 pub mod lower;
 pub mod methods;
@@ -22,6 +25,5 @@ pub mod trace;
 pub mod validate;
 
 mod error;
-mod generation;
 
 pub use error::{Error, Result};

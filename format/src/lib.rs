@@ -9,6 +9,8 @@
 //! file's own length justifies, and ends in [`verify::verify`], which always runs. After it,
 //! a device may rely on every index, shape and attribute.
 
+#![forbid(unsafe_code)]
+
 pub mod encoding;
 pub mod plan;
 pub mod ptd;

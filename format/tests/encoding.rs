@@ -129,4 +129,93 @@ proptest! {
             }
         }
     }
+
+    /// Codes, scales and offsets that are packed bit by bit come back as the table says.
+    #[test]
+    fn what_is_packed_bit_by_bit_decodes_to_the_formula(
+        bits in prop_oneof![Just(4u8), Just(5), Just(6), Just(8)],
+        kind in 0usize..6,
+        groups in 1usize..5,
+        group in prop_oneof![Just(1usize), Just(2), Just(3), Just(16), Just(32)],
+        rows in 1usize..4,
+        seed in any::<u64>(),
+    ) {
+        let nibble = if bits == 4 { ZeroType::Nibble } else { ZeroType::U8 };
+        let offset = [
+            Offset::Symmetric,
+            Offset::Minimum(DType::F32),
+            Offset::Zero(nibble),
+            Offset::Zero(ZeroType::U8),
+            Offset::Zero(ZeroType::F16),
+            Offset::Zero(ZeroType::BF16),
+        ][kind];
+        let (encoding, k) = (quantized(bits, group as u32, DType::F32, offset), group * groups);
+        let mut state = seed;
+        let mut random = |n: u32| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as u32 % n
+        };
+        let codes: Vec<u32> = (0..rows * k).map(|_| random(1 << bits)).collect();
+        let scales: Vec<f32> = (0..rows * groups).map(|_| random(1000) as f32 / 64.0).collect();
+        // Whole numbers below 16 are exact in every type.
+        let offsets: Vec<f32> = (0..rows * groups).map(|_| random(16) as f32).collect();
+        let store = |values: &[f32], dtype: DType| -> Vec<u8> {
+            let bytes = |x: &f32| match dtype {
+                DType::F32 => x.to_le_bytes().to_vec(),
+                DType::F16 => f16::from_f32(*x).to_le_bytes().to_vec(),
+                DType::BF16 => bf16::from_f32(*x).to_le_bytes().to_vec(),
+                DType::U8 => vec![*x as u8],
+            };
+            values.iter().flat_map(bytes).collect()
+        };
+        // Each row begins on a byte; fields of a row follow one another from the lowest bit on.
+        let pack = |fields: &[u32], columns: usize, width: usize| -> Vec<u8> {
+            let row = |fields: &[u32]| {
+                let mut bytes = vec![0u8; (columns * width).div_ceil(8)];
+                for (at, bit) in (0..columns * width).map(|at| (at, fields[at / width] >> (at % width) & 1)) {
+                    bytes[at / 8] |= (bit as u8) << (at % 8);
+                }
+                bytes
+            };
+            fields.chunks(columns).flat_map(row).collect()
+        };
+        let low: Vec<u32> = codes.iter().map(|code| code & 15).collect();
+        let high: Vec<u32> = codes.iter().map(|code| code >> 4).collect();
+        let mut parts = match bits {
+            8 => vec![pack(&codes, k, 8)],
+            4 => vec![pack(&low, k, 4)],
+            _ => vec![pack(&low, k, 4), pack(&high, k, usize::from(bits) - 4)],
+        };
+        parts.push(store(&scales, DType::F32));
+        match offset {
+            Offset::Symmetric => {}
+            Offset::Zero(ZeroType::Nibble) => {
+                let zeros: Vec<u32> = offsets.iter().map(|zero| *zero as u32).collect();
+                parts.push(pack(&zeros, groups, 4));
+            }
+            Offset::Zero(ZeroType::U8) => parts.push(store(&offsets, DType::U8)),
+            Offset::Zero(ZeroType::F16) => parts.push(store(&offsets, DType::F16)),
+            Offset::Zero(ZeroType::BF16) => parts.push(store(&offsets, DType::BF16)),
+            Offset::Minimum(dtype) => parts.push(store(&offsets, dtype)),
+        }
+        let claimed = encoding.parts("w", &[rows as u32, k as u32]).unwrap();
+        let lengths: Vec<u64> = claimed.iter().map(|part| part.bytes()).collect();
+        prop_assert_eq!(lengths, parts.iter().map(|part| part.len() as u64).collect::<Vec<_>>());
+        let views: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        let view = QuantizedBytes::from_parts(encoding, &views).unwrap();
+        for row in 0..rows {
+            let mut found = vec![0.0; k];
+            decode_row(encoding, view, row, &mut found);
+            for (column, found) in found.iter().enumerate() {
+                let at = row * groups + column / group;
+                let (q, s, o) = (codes[row * k + column] as f32, scales[at], offsets[at]);
+                let wanted = match offset {
+                    Offset::Symmetric => (q - f32::from(1u16 << (bits - 1))) * s,
+                    Offset::Zero(_) => (q - o) * s,
+                    Offset::Minimum(_) => q * s + o,
+                };
+                prop_assert_eq!(found.to_bits(), wanted.to_bits());
+            }
+        }
+    }
 }

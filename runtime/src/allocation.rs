@@ -6,6 +6,8 @@
 //! thread that asks for more than its bound stops inside its request, for ever, and whoever waits
 //! for it learns that from [`Watch`]. It leaves behind what it holds, which the bound bounds.
 
+#![allow(unsafe_code, reason = "an allocator is unsafe to implement")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr;

@@ -21,6 +21,10 @@
 //! # }
 //! ```
 
+// Programs that unit tests share with the tests in `tests/`.
+#[cfg(test)]
+extern crate self as gemma4_runtime;
+
 pub mod cli;
 pub mod cpu;
 pub mod cuda;

@@ -1,5 +1,7 @@
 //! How much memory the host has, and how much this process has used.
 
+#![allow(unsafe_code, reason = "mapped pages are seen as numbers")]
+
 use std::fs;
 
 use memmap2::MmapMut;

@@ -1,5 +1,7 @@
 //! Opening the two files of an exported program.
 
+#![allow(unsafe_code, reason = "the data file is mapped")]
+
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};

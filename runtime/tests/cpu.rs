@@ -9,6 +9,7 @@ use gemma4_format::encoding::ZeroType;
 use gemma4_format::{Buffer, DType, Dim, Encoding, Offset};
 use gemma4_runtime::cpu::{Cpu, Entry, Execution};
 use gemma4_runtime::{Error, Sampling, Session, SessionOptions};
+use proptest::prelude::*;
 
 type Seen = HashMap<String, Vec<Vec<f32>>>;
 
@@ -114,6 +115,29 @@ fn every_encoding_agrees_with_float64() {
         let tokens = Random(5).tokens(21, config.vocabulary);
         let mut execution = cpu.execution(32, 8).expect("small");
         compare(&model, &mut execution, &tokens, &[8, 5, 1]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// The reference has no ring: it keeps all keys and looks at the last `window` of them.
+    #[test]
+    fn a_ring_holds_what_its_window_sees_however_the_tokens_come(
+        window in 1u32..12,
+        chunk in 1u32..9,
+        spare in 0u32..4,
+        chunks in proptest::collection::vec(1usize..9, 0..30),
+        length in 1usize..70,
+    ) {
+        let ring = window + chunk - 1 + spare;
+        let config = Config { window, ring, chunk, ..Config::default() };
+        let mut model = Model::new(&config);
+        let cpu = Cpu::with_threads(model.load(), 1).expect("a device");
+        let mut execution = cpu.execution(100, chunk).expect("small");
+        let chunks: Vec<usize> = chunks.into_iter().map(|n| n.min(chunk as usize)).collect();
+        let tokens = Random(length as u64).tokens(length, config.vocabulary);
+        compare(&model, &mut execution, &tokens, &chunks);
     }
 }
 

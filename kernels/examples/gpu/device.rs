@@ -1,5 +1,7 @@
 //! A GPU through the driver alone: memory, modules, launches, graphs, time.
 
+#![allow(unsafe_code, reason = "the driver is called through its C interface")]
+
 use gemma4_format::Extents;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Finding libnvrtc and calling it.
 
+#![allow(unsafe_code, reason = "NVRTC is called through its C interface")]
+
 use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! What faults of the machine end in: a sentence and an exit code instead of a core dump.
 
+#![allow(unsafe_code, reason = "handlers of signals are installed through the C library")]
+
 use std::mem::MaybeUninit;
 use std::ptr;
 

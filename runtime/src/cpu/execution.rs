@@ -542,3 +542,6 @@ impl Around<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@
 //! instruction set, where the compiler turns them into vector instructions. Results depend on
 //! the instruction set only in that one without fused multiply-add rounds products.
 
+#![allow(unsafe_code, reason = "instructions are used that were found to be there")]
+
 /// Numbers that are summed side by side: the sums of a kernel have this many parts.
 pub(crate) const LANES: usize = 16;
 

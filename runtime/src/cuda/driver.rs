@@ -4,6 +4,8 @@
 //! before anything runs. Their result is read as a plain number: newer drivers return codes that
 //! no list of today names.
 
+#![allow(unsafe_code, reason = "the driver is called through its C interface")]
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 

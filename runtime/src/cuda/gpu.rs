@@ -1,5 +1,7 @@
 //! The GPUs of this machine, and the context in which one is used.
 
+#![allow(unsafe_code, reason = "the driver is called through its C interface")]
+
 use std::ffi::c_char;
 use std::ptr;
 use std::sync::Arc;

@@ -4,6 +4,8 @@
 //! be dropped while a stream still uses it; [`super::engine::Engine`] and [`super::load`] wait
 //! before they let go of any.
 
+#![allow(unsafe_code, reason = "the driver is called through its C interface")]
+
 use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! A plan's kernels on the device.
 
+#![allow(unsafe_code, reason = "the driver is called through its C interface")]
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;

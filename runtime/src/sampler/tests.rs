@@ -147,6 +147,25 @@ proptest! {
         prop_assert!(top_k == 0 || rank < top_k as usize);
     }
 
+    /// Probabilities near the border may fall on either side of it.
+    #[test]
+    fn min_p_leaves_what_is_probable_enough(
+        logits in proptest::collection::vec(-8.0f32..8.0, 1..200),
+        temperature in 0.2f32..3.0,
+        top_k in 0u32..50,
+        min_p in 0.0f32..1.0,
+        seed in any::<u64>(),
+    ) {
+        let sampling = Sampling { temperature, top_k, top_p: 1.0, seed };
+        let allowed = probabilities(&logits, &sampling);
+        let most = allowed.values().copied().fold(0.0, f64::max);
+        for position in 0..20 {
+            let id = sample_min_p(&logits, position, &sampling, min_p);
+            prop_assert!(allowed[&id] >= f64::from(min_p) * most * (1.0 - 1e-9));
+        }
+        prop_assert_eq!(sample_min_p(&logits, 0, &sampling, 0.0), sample(&logits, 0, &sampling));
+    }
+
     #[test]
     fn one_candidate_leaves_no_choice(
         logits in proptest::collection::vec(-20.0f32..20.0, 1..400),

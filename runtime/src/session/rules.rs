@@ -141,3 +141,54 @@ pub(super) fn suppress(logits: &mut [f32], ids: &[u32]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// At temperature 0 the token is that of the largest logit by the definition of the rules,
+        /// in float64; logits that rounding may exchange are left out.
+        #[test]
+        fn penalty_bias_and_suppression_follow_their_definition(
+            logits in proptest::collection::vec(-8.0f32..8.0, 2..60),
+            penalty in 0.5f32..2.0,
+            bias in proptest::collection::vec((0u32..60, -4.0f32..4.0), 0..6),
+            suppressed in proptest::collection::vec(0u32..60, 0..6),
+            context in proptest::collection::vec(0u32..60, 0..20),
+            seed in any::<u64>(),
+        ) {
+            let count = logits.len() as u32;
+            let bias: Vec<_> = bias.into_iter().filter(|(id, _)| *id < count).collect();
+            let changed = |id: u32| {
+                let mut logit = f64::from(logits[id as usize]);
+                if context.contains(&id) {
+                    let by = f64::from(penalty);
+                    logit = if logit > 0.0 { logit / by } else { logit * by };
+                }
+                logit + bias.iter().filter(|(at, _)| *at == id).map(|(_, b)| f64::from(*b)).sum::<f64>()
+            };
+            let mut order: Vec<u32> = (0..count).filter(|id| !suppressed.contains(id)).collect();
+            prop_assume!(!order.is_empty());
+            order.sort_by(|a, b| changed(*b).total_cmp(&changed(*a)).then(a.cmp(b)));
+            let clear = order.len() < 2 || changed(order[0]) - changed(order[1]) > 1e-4;
+            prop_assume!(clear);
+            let rules = LogitRules {
+                repetition_penalty: penalty,
+                bias: bias.clone(),
+                logprobs: Some(1),
+                ..LogitRules::default()
+            };
+            let sampling = Sampling { seed, ..Sampling::GREEDY };
+            let mut draws = HostDraws::new(sampling, rules, suppressed.clone(), &context);
+            let (token, told) = draws.draw(logits.clone(), 3);
+            prop_assert_eq!(token, order[0]);
+            // What is told is the model's own.
+            let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            let wanted = f64::from(logits[token as usize]) - total.ln();
+            prop_assert!((f64::from(told.unwrap().drawn) - wanted).abs() < 1e-5);
+        }
+    }
+}

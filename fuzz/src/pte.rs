@@ -1,21 +1,42 @@
-//! A program: every digest is made right, so that what lies behind them is reached.
+//! A program: every digest is made right, so that what lies behind them is reached. What is
+//! accepted is described as `gemma4-inspect` does.
 
-#![no_main]
-
-use gemma4_format::pte;
-use libfuzzer_sys::fuzz_target;
+use gemma4_format::{Program, pte, stats};
+use gemma4_runtime::roofline::Work;
 
 /// Bytes of the header and of an entry of the table; see `format/src/pte.rs`.
 const HEADER: usize = 64;
 const ENTRY: usize = 56;
 
-fuzz_target!(|input: &[u8]| {
+/// Runs the target on an input.
+pub fn run(input: &[u8]) {
     let _ = pte::decode(input);
     let mut file = input.to_vec();
-    if repair(&mut file).is_some() {
-        let _ = pte::decode(&file);
+    if repair(&mut file).is_some()
+        && let Ok(pte::Loaded { pte, .. }) = pte::decode(&file)
+    {
+        describe(&pte.program);
+        pte.plans.iter().for_each(|plan| {
+            stats::packed_bytes_per_token(plan);
+        });
     }
-});
+}
+
+/// All that is said about a program without running it.
+pub(crate) fn describe(program: &Program) {
+    let _ = program.to_string();
+    for class in stats::weight_classes(program) {
+        class.bits_per_weight();
+    }
+    stats::weight_bytes_per_token(program);
+    stats::buffer_elements_per_token(program);
+    let context = program.max_context;
+    stats::buffer_elements(program, context);
+    Work::decode(program, context - 1, 2);
+    if let Some(method) = program.method("prefill") {
+        Work::prefill(program, method.max_rows, 0, 2);
+    }
+}
 
 /// Sets magic, length, digests and id; `None` if the table does not fit the file.
 fn repair(file: &mut [u8]) -> Option<()> {

@@ -1,11 +1,9 @@
 //! The header of a data file. The first four bytes are the length of the file beyond the header.
 
-#![no_main]
-
 use gemma4_format::ptd::Header;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: &[u8]| {
+/// Runs the target on an input.
+pub fn run(input: &[u8]) {
     let Some((beyond, json)) = input.split_first_chunk::<4>() else { return };
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.extend(json);
@@ -14,4 +12,4 @@ fuzz_target!(|input: &[u8]| {
     if Header::size(length, *first).is_ok() {
         let _ = Header::parse(&header, length);
     }
-});
+}

@@ -2,14 +2,12 @@
 //!
 //! The first four bytes of the input are the length of the data, the rest is the JSON header.
 
-#![no_main]
-
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::PathBuf;
 
 use gemma4_exporter::checkpoint::Checkpoint;
-use libfuzzer_sys::fuzz_target;
+
+use super::files::directory;
 
 const CONFIG: &str = r#"{"model_type": "gemma4", "architectures": ["Gemma4ForCausalLM"]}"#;
 /// Longest data; sparse, so it costs nothing.
@@ -17,9 +15,11 @@ const DATA: u64 = 64 << 20;
 /// Bytes that are read of each part of a weight.
 const READ: u64 = 4096;
 
-fuzz_target!(|input: &[u8]| {
+/// Runs the target on an input.
+pub fn run(input: &[u8]) {
     let Some((length, json)) = input.split_first_chunk::<4>() else { return };
-    let dir = directory();
+    let dir = directory("checkpoint");
+    fs::write(dir.join("config.json"), CONFIG).expect("room for the config");
     let mut file = File::create(dir.join("model.safetensors")).expect("a file for the input");
     file.write_all(&(json.len() as u64).to_le_bytes()).expect("room for the input");
     file.write_all(json).expect("room for the input");
@@ -34,15 +34,4 @@ fuzz_target!(|input: &[u8]| {
             let _ = checkpoint.read_part(name, at, 0, &mut bytes);
         }
     }
-});
-
-/// One directory for each process, with the config in it.
-fn directory() -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("gemma4-fuzz-{}", std::process::id()));
-    fs::create_dir_all(&dir).expect("a directory for the input");
-    let config = dir.join("config.json");
-    if !config.exists() {
-        fs::write(config, CONFIG).expect("room for the config");
-    }
-    dir
 }
