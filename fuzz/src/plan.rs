@@ -49,7 +49,7 @@ pub(crate) fn plan(program: &Program) -> Plan {
             warps_per_block: 8,
         }],
         resident: vec![(1, 0)],
-        buffer_element: 2,
+        position_bytes: vec![64; program.buffers.len()],
         multiprocessors: 132,
         scratch: 8192,
         methods: program.methods.iter().map(lowered).collect(),
@@ -62,7 +62,11 @@ pub(crate) fn edit(script: &mut Script<'_>, plan: &mut Plan) {
     match script.byte() % 8 {
         0 => plan.scratch = u64::from(script.number()) << script.index(40),
         1 => plan.multiprocessors = script.number(),
-        2 => plan.buffer_element = script.number(),
+        2 if script.byte() % 2 == 0 => plan.position_bytes.push(script.number()),
+        2 => {
+            let at = script.index(plan.position_bytes.len());
+            plan.position_bytes[at] = script.number();
+        }
         3 => plan.resident.push((script.number(), script.number())),
         4 => {
             let pack = &mut plan.packs[0];

@@ -3,6 +3,8 @@
 //! Rows are cut into pieces. While one is read, others are copied and computed, and an earlier one
 //! is written; the arithmetic is that of the CPU, see `kernels/cu/quantize.cu`.
 
+#![allow(unsafe_code, reason = "a kernel writes where its arguments say")]
+
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

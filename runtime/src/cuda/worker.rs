@@ -4,6 +4,8 @@
 //! Several pieces can be on their way at once, each in a [`Slot`] with memory and a stream of its
 //! own, so that copies and kernels of different pieces overlap.
 
+#![allow(unsafe_code, reason = "the driver is called through its C interface")]
+
 use std::sync::Arc;
 
 use super::driver::Failure;
