@@ -5,13 +5,15 @@
 //! the largest one of its unit, about what float32 itself rounds to. Products with codes are then
 //! exact integers, the same on every processor.
 
+use clap::ValueEnum;
+
 use super::isa::{Arithmetic, BYTES, Kernel, LANES, Lanes};
 
 /// Columns that share a scale.
 pub(crate) const UNIT: usize = 16;
 
 /// What activations are multiplied as, where weights are codes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Activations {
     /// Integers as exact as float32.
     #[default]

@@ -1,4 +1,5 @@
-//! The CPU device: executes the portable graph in float32, buffers included.
+//! The CPU device: executes the portable graph in float32, buffers included. Quantized weights
+//! are multiplied with [`Activations`] as integers.
 //!
 //! It is the reference for other devices. A row's result depends on the tokens up to it and on
 //! the instruction set, never on how many rows one call has or on the number of threads: a
