@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::cpu::Cpu;
+use crate::cpu::{self, Cpu};
 use crate::cuda::{self, Calls, Cuda, Weights};
 use crate::program::Progress;
 use crate::roofline::Speed;
@@ -85,7 +85,7 @@ impl OpenDevice {
 impl DeviceChoice {
     /// Brings a mapped program onto the device and verifies its weights on the way.
     ///
-    /// `options` are for a GPU. With [`DeviceChoice::Auto`], `note` is told why a GPU that the
+    /// `options` are for a GPU, `cpu` for the CPU. With [`DeviceChoice::Auto`], `note` is told why a GPU that the
     /// program has code for is not used. That memory is short is never a reason for the CPU.
     ///
     /// # Errors
@@ -95,6 +95,7 @@ impl DeviceChoice {
         &self,
         program: Arc<LoadedProgram>,
         options: cuda::Options,
+        cpu: cpu::Options,
         progress: Progress<'_>,
         note: &dyn Fn(&str),
     ) -> Result<OpenDevice> {
@@ -118,6 +119,6 @@ impl DeviceChoice {
             return Err(Error::Device(why.to_owned()));
         }
         program.verify_data(progress)?;
-        Ok(OpenDevice::Cpu(Cpu::new(program)?))
+        Ok(OpenDevice::Cpu(Cpu::with_options(program, cpu)?))
     }
 }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "mapped pages are seen as numbers")]
 
 use std::fs;
+use std::marker::PhantomData;
 
 use memmap2::MmapMut;
 
@@ -47,31 +48,46 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// A fixed number of float32, zero at first. Pages take memory when they are first written, and
+/// A fixed number of numbers, zero at first. Pages take memory when they are first written, and
 /// an allocation that the system refuses is an error, never an abort.
 #[derive(Debug)]
-pub(crate) struct Floats {
+pub(crate) struct Numbers<T> {
     pages: MmapMut,
     length: usize,
+    kind: PhantomData<T>,
 }
 
-impl Floats {
+/// Numbers of float32.
+pub(crate) type Floats = Numbers<f32>;
+
+/// A number that any bits are a value of.
+///
+/// # Safety
+/// Any bytes of its size must be a valid value, and no page may be aligned less than it is.
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: any four bytes are a float32, which is aligned to four.
+unsafe impl Plain for f32 {}
+// SAFETY: any byte is an i8.
+unsafe impl Plain for i8 {}
+
+impl<T: Plain> Numbers<T> {
     /// Allocates `length` zeros.
     pub(crate) fn zeroed(what: &str, length: u64) -> Result<Self> {
-        let need = length.saturating_mul(4);
+        let need = length.saturating_mul(size_of::<T>() as u64);
         let refused = || Error::Memory { what: what.to_owned(), need, available: 0 };
         let bytes = usize::try_from(need).map_err(|_| refused())?;
         let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| refused())?;
-        Ok(Self { pages, length: bytes / 4 })
+        Ok(Self { pages, length: bytes / size_of::<T>(), kind: PhantomData })
     }
 
-    pub(crate) fn as_slice(&self) -> &[f32] {
-        // SAFETY: the mapping is page-aligned, at least `4 · length` bytes long, initialised (the
-        // system hands out zeros), and any bytes are a valid f32; it is borrowed as `self` is.
+    pub(crate) fn as_slice(&self) -> &[T] {
+        // SAFETY: the mapping is page-aligned, holds `length` numbers, is initialised (the
+        // system hands out zeros), and any bytes are valid; it is borrowed as `self` is.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.length) }
     }
 
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
         // SAFETY: as in `as_slice`, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.length) }
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use gemma4_format::{Dim, Op};
+use gemma4_runtime::cpu;
 use gemma4_runtime::cuda::{self, Calls};
 use gemma4_runtime::{
     Device, DeviceChoice, FinishReason, LoadedProgram, OpenDevice, Sampling, Session,
@@ -30,7 +31,13 @@ impl Subject {
         graphs: bool,
     ) -> anyhow::Result<Self> {
         let options = cuda::Options { sessions: 2, graphs, ..cuda::Options::default() };
-        let device = choice.open(Arc::clone(&program), options, &|_, _| {}, &|_| {})?;
+        let device = choice.open(
+            Arc::clone(&program),
+            options,
+            cpu::Options::default(),
+            &|_, _| {},
+            &|_| {},
+        )?;
         Ok(Self { program, device })
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use gemma4_format::Program;
-use gemma4_runtime::cli::{self, Expected, Progress, Usage};
+use gemma4_runtime::cli::{self, CpuArguments, Expected, Progress, Usage};
 use gemma4_runtime::cuda::{self, Call, Profile, Weights};
 use gemma4_runtime::roofline::{Speed, Work};
 use gemma4_runtime::{DeviceChoice, LoadedProgram, OpenDevice, Sampling, Session, SessionOptions};
@@ -75,6 +75,8 @@ pub(crate) struct Arguments {
     /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    #[command(flatten)]
+    cpu: CpuArguments,
     /// Tokens to make room for; by default what the measurements need
     #[arg(long = "max_context", alias = "max-context", value_name = "N")]
     max_context: Option<u32>,
@@ -157,7 +159,9 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let bar = Progress::bytes("loading");
     let progress = |done, total| bar.set(done, total);
-    let device = arguments.device.open(Arc::clone(&program), options, &progress, &cli::note)?;
+    let cpu = arguments.cpu.options();
+    let device =
+        arguments.device.open(Arc::clone(&program), options, cpu, &progress, &cli::note)?;
     drop(bar);
     let load_seconds = started.elapsed().as_secs_f64();
     if arguments.profile {

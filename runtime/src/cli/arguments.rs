@@ -5,6 +5,7 @@ use clap::Args;
 use gemma4_format::Digest;
 
 use super::{Progress, Usage, note};
+use crate::cpu::{self, Activations};
 use crate::{DeviceChoice, LoadedProgram, OpenDevice, ProgramFile, Result, cuda};
 
 /// Where a program lies.
@@ -85,6 +86,27 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
+/// How the CPU computes.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct CpuArguments {
+    /// On the CPU: what quantized weights are multiplied with
+    #[arg(
+        long = "cpu_activations",
+        alias = "cpu-activations",
+        value_enum,
+        default_value_t,
+        value_name = "TYPE"
+    )]
+    pub cpu_activations: Activations,
+}
+
+impl CpuArguments {
+    /// With one thread for each processor.
+    pub fn options(self) -> cpu::Options {
+        cpu::Options { activations: self.cpu_activations, ..cpu::Options::default() }
+    }
+}
+
 /// Where a program runs, and what it makes room for there.
 #[derive(Args, Clone, Debug)]
 pub struct Placement {
@@ -106,6 +128,9 @@ pub struct Placement {
     /// On a GPU: launch kernels one by one instead of as a graph, for debuggers
     #[arg(long = "no_graphs", alias = "no-graphs")]
     pub no_graphs: bool,
+    /// How the CPU computes.
+    #[command(flatten)]
+    pub cpu: CpuArguments,
 }
 
 impl Placement {
@@ -128,6 +153,6 @@ impl Placement {
                 note(text);
             }
         };
-        self.device.open(program, options, &progress, &note)
+        self.device.open(program, options, self.cpu.options(), &progress, &note)
     }
 }

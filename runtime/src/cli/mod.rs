@@ -11,7 +11,7 @@ mod progress;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-pub use arguments::{Expected, Files, Placement, hex};
+pub use arguments::{CpuArguments, Expected, Files, Placement, hex};
 pub use interrupt::Interrupt;
 pub use progress::Progress;
 

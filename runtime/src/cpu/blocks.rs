@@ -1,28 +1,18 @@
-//! Rows of a weight matrix as blocks of 32 numbers.
+//! Rows of a weight matrix as blocks of 32 float32 numbers.
 //!
-//! A block is two [`Lanes`]. Codes of 4, 5 and 6 bits lie two to a byte, so their blocks have the
-//! even columns first and the odd ones after; [`Order`] says which, and activations are put in
-//! the same order once for all rows. Every value equals that of
+//! A block is two [`Lanes`]. Every value equals that of
 //! [`gemma4_format::encoding::decode_row`] bit for bit.
 
 use std::marker::PhantomData;
 
-use gemma4_format::encoding::{QuantizedBytes, ZeroType, decode_row};
-use gemma4_format::{DType, Encoding, Offset};
+use gemma4_format::encoding::{QuantizedBytes, decode_row};
+use gemma4_format::{DType, Encoding};
 
+use super::codes::CodeMatrix;
 use super::isa::{LANES, Lanes};
 
 /// Columns of a block.
 pub(crate) const BLOCK: usize = 2 * LANES;
-
-/// Where the columns of a block stand in its lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// As they are.
-    Natural,
-    /// Columns 0, 2, 4, … 30, then 1, 3, 5, … 31.
-    EvenOdd,
-}
 
 /// A weight matrix `[rows, columns]` in a mapped file.
 #[derive(Clone, Debug)]
@@ -40,33 +30,25 @@ impl Matrix<'_> {
         self.columns.div_ceil(BLOCK)
     }
 
-    /// Numbers that one row's parameters or decoded values take.
+    /// Numbers that one decoded row takes, unless it is read in place.
     pub(crate) fn scratch(&self) -> usize {
         match self.layout() {
             Layout::Decoded => self.blocks() * BLOCK,
             Layout::Dense(_) => 0,
-            Layout::Codes { .. } => 2 * self.blocks(),
         }
     }
 
-    pub(crate) fn order(&self) -> Order {
-        match self.layout() {
-            Layout::Codes { bits: 4..=6, .. } => Order::EvenOdd,
-            _ => Order::Natural,
-        }
-    }
-
-    /// How rows are read: block by block where groups consist of whole blocks.
+    /// How rows are read: block by block where they consist of whole blocks.
     pub(crate) fn layout(&self) -> Layout {
         match self.encoding {
             Encoding::Dense(dtype) if self.columns.is_multiple_of(BLOCK) => Layout::Dense(dtype),
-            Encoding::Quantized { bits, group, offset, .. }
-                if group.is_multiple_of(BLOCK as u32) =>
-            {
-                Layout::Codes { bits, minimum: matches!(offset, Offset::Minimum(_)) }
-            }
             _ => Layout::Decoded,
         }
+    }
+
+    /// As codes, if it has them in groups that suit.
+    pub(crate) fn codes(&self) -> Option<CodeMatrix<'_>> {
+        CodeMatrix::new(self.encoding, self.columns, &self.parts)
     }
 
     /// Decodes one row; `out` has as many numbers as the matrix has columns.
@@ -98,8 +80,6 @@ impl Matrix<'_> {
 pub(crate) enum Layout {
     /// Numbers of this type.
     Dense(DType),
-    /// Codes of so many bits, with additive minimums or with zero points.
-    Codes { bits: u8, minimum: bool },
     /// By decoding the row first.
     Decoded,
 }
@@ -207,13 +187,13 @@ impl Stored for F16 {
 
 /// Exact conversion of a bfloat16.
 #[inline(always)]
-fn from_bf16(bytes: [u8; 2]) -> f32 {
+pub(crate) fn from_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// Exact conversion of a float16, without branches so that it vectorises.
 #[inline(always)]
-fn from_f16(bytes: [u8; 2]) -> f32 {
+pub(crate) fn from_f16(bytes: [u8; 2]) -> f32 {
     let half = u32::from(u16::from_le_bytes(bytes));
     let sign = (half & 0x8000) << 16;
     let magnitude = half & 0x7fff;
@@ -262,7 +242,7 @@ pub(crate) struct FloatRow<'s> {
 }
 
 impl<'s> FloatRow<'s> {
-    /// Numbers in the order of a matrix, whole blocks.
+    /// Whole blocks of numbers.
     #[inline(always)]
     pub(crate) fn new(numbers: &'s [f32]) -> Self {
         Self { chunks: numbers.as_chunks().0 }
@@ -290,167 +270,6 @@ impl Blocks for FloatRow<'_> {
     #[inline(always)]
     fn block(&self, at: usize) -> [Lanes; 2] {
         [self.chunks[2 * at], self.chunks[2 * at + 1]]
-    }
-}
-
-/// Codes of `BITS` bits in groups of whole blocks.
-#[derive(Clone, Copy)]
-pub(crate) struct CodeRows<'a, const BITS: usize, const MINIMUM: bool> {
-    pub(crate) matrix: &'a Matrix<'a>,
-    pub(crate) bytes: QuantizedBytes<'a>,
-    pub(crate) group: usize,
-    pub(crate) scale: DType,
-    pub(crate) offset: Offset,
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct CodeRow<'s, const BITS: usize, const MINIMUM: bool> {
-    /// Low four bits, or whole codes for 8 bits, as 16 bytes each.
-    codes: &'s [[u8; LANES]],
-    high: &'s [u8],
-    /// Scale and offset of each block.
-    scales: &'s [f32],
-    offsets: &'s [f32],
-}
-
-impl<const BITS: usize, const MINIMUM: bool> Rows for CodeRows<'_, BITS, MINIMUM> {
-    type Row<'s>
-        = CodeRow<'s, BITS, MINIMUM>
-    where
-        Self: 's;
-
-    #[inline(always)]
-    fn row<'s>(self, row: usize, scratch: &'s mut [f32]) -> CodeRow<'s, BITS, MINIMUM>
-    where
-        Self: 's,
-    {
-        let columns = self.matrix.columns;
-        let groups = columns / self.group;
-        let (scales, offsets) = scratch.split_at_mut(columns / BLOCK);
-        let per_group = self.group / BLOCK;
-        spread_dtype(self.scale, self.bytes.scales, row * groups, groups, per_group, scales);
-        let bytes = self.bytes.offsets;
-        match self.offset {
-            Offset::Symmetric => offsets.fill((1u32 << (BITS - 1)) as f32),
-            Offset::Minimum(dtype) => {
-                spread_dtype(dtype, bytes, row * groups, groups, per_group, offsets);
-            }
-            Offset::Zero(ZeroType::F16) => {
-                spread_dtype(DType::F16, bytes, row * groups, groups, per_group, offsets);
-            }
-            Offset::Zero(ZeroType::BF16) => {
-                spread_dtype(DType::BF16, bytes, row * groups, groups, per_group, offsets);
-            }
-            Offset::Zero(ZeroType::U8) => {
-                spread_dtype(DType::U8, bytes, row * groups, groups, per_group, offsets);
-            }
-            Offset::Zero(ZeroType::Nibble) => {
-                let bytes = &bytes[row * groups.div_ceil(2)..];
-                for (pair, byte) in offsets.chunks_mut(2 * per_group).zip(bytes) {
-                    let (even, odd) = pair.split_at_mut(per_group);
-                    even.fill(f32::from(byte & 15));
-                    odd.fill(f32::from(byte >> 4));
-                }
-            }
-        }
-        let code_bytes = if BITS == 8 { columns } else { columns / 2 };
-        let high_bytes = columns * BITS.saturating_sub(4) / 8;
-        CodeRow {
-            codes: self.bytes.codes[row * code_bytes..][..code_bytes].as_chunks().0,
-            high: if matches!(BITS, 5 | 6) {
-                &self.bytes.codes_high[row * high_bytes..][..high_bytes]
-            } else {
-                &[]
-            },
-            scales,
-            offsets,
-        }
-    }
-}
-
-/// Writes `count` numbers from element `first` on, each `times` times.
-#[inline(always)]
-fn spread_dtype(
-    dtype: DType,
-    bytes: &[u8],
-    first: usize,
-    count: usize,
-    times: usize,
-    out: &mut [f32],
-) {
-    let size = dtype.size() as usize;
-    let bytes = &bytes[first * size..][..count * size];
-    match dtype {
-        DType::F32 => spread(bytes.as_chunks().0, times, out, f32::from_le_bytes),
-        DType::F16 => spread(bytes.as_chunks().0, times, out, from_f16),
-        DType::BF16 => spread(bytes.as_chunks().0, times, out, from_bf16),
-        DType::U8 => spread(bytes.as_chunks().0, times, out, |[byte]| f32::from(byte)),
-    }
-}
-
-#[inline(always)]
-fn spread<const SIZE: usize>(
-    elements: &[[u8; SIZE]],
-    times: usize,
-    out: &mut [f32],
-    convert: impl Fn([u8; SIZE]) -> f32,
-) {
-    if times == 1 {
-        for (out, element) in out.iter_mut().zip(elements) {
-            *out = convert(*element);
-        }
-    } else {
-        for (out, element) in out.chunks_mut(times).zip(elements) {
-            out.fill(convert(*element));
-        }
-    }
-}
-
-impl<const BITS: usize, const MINIMUM: bool> Blocks for CodeRow<'_, BITS, MINIMUM> {
-    #[inline(always)]
-    fn block(&self, at: usize) -> [Lanes; 2] {
-        let (scale, offset) = (self.scales[at], self.offsets[at]);
-        let mut codes = [[0i32; LANES]; 2];
-        if BITS == 8 {
-            for (codes, bytes) in codes.iter_mut().zip(&self.codes[2 * at..2 * at + 2]) {
-                for (code, byte) in codes.iter_mut().zip(bytes) {
-                    *code = i32::from(*byte);
-                }
-            }
-        } else {
-            let low = &self.codes[at];
-            let [even, odd] = &mut codes;
-            for ((even, odd), byte) in even.iter_mut().zip(odd).zip(low) {
-                *even = i32::from(byte & 15);
-                *odd = i32::from(byte >> 4);
-            }
-        }
-        if BITS == 5 {
-            let bits = self.high.as_chunks::<4>().0[at];
-            let bits = u32::from_le_bytes(bits);
-            let [even, odd] = &mut codes;
-            for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-                *even |= ((bits >> (2 * i)) as i32 & 1) << 4;
-                *odd |= ((bits >> (2 * i + 1)) as i32 & 1) << 4;
-            }
-        }
-        if BITS == 6 {
-            let bits = self.high.as_chunks::<8>().0[at];
-            let bits = u64::from_le_bytes(bits);
-            let [even, odd] = &mut codes;
-            for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-                *even |= ((bits >> (4 * i)) as i32 & 3) << 4;
-                *odd |= ((bits >> (4 * i + 2)) as i32 & 3) << 4;
-            }
-        }
-        let mut numbers = [[0.0; LANES]; 2];
-        for (numbers, codes) in numbers.iter_mut().zip(&codes) {
-            for (number, code) in numbers.iter_mut().zip(codes) {
-                let code = *code as f32;
-                *number = if MINIMUM { code * scale + offset } else { (code - offset) * scale };
-            }
-        }
-        numbers
     }
 }
 

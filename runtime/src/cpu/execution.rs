@@ -6,11 +6,11 @@ use gemma4_format::{BufferId, Dim, Extents, Fact, Method, Node, Op, Operand, Val
 
 use super::Cpu;
 use super::attention::{Shape, attention};
-use super::linear::linear;
+use super::linear::{Scratch, linear};
 use super::plan::Plan;
 use super::pointwise::{gelu_tanh, map, rms_norm, zip};
 use super::rope::{Kind, Tables};
-use crate::memory::{self, Floats};
+use crate::memory::{self, Floats, Numbers};
 use crate::sampler::sample;
 use crate::{DeviceSession, Error, Result, Sampling};
 
@@ -59,6 +59,7 @@ struct Memory {
     reals: Floats,
     integers: Vec<u32>,
     scratch: Floats,
+    digits: Numbers<i8>,
     tables: Tables,
 }
 
@@ -79,10 +80,11 @@ impl Execution {
         let extents = Extents { rows: 1, context };
         let size = |dims: &Vec<Dim>| Fact::f32(dims.clone()).elements(extents).unwrap_or(u64::MAX);
         let sizes: Vec<u64> = program.buffers.iter().map(|b| size(&b.dims)).collect();
-        let (reals, scratch) = (plans.most(|p| p.reals), plans.most(|p| p.scratch));
+        let (reals, scratch) = (plans.most(|p| p.reals), plans.most(|p| p.scratch.0));
+        let digits = plans.most(|p| p.scratch.1);
         let total = sizes.iter().fold(reals.saturating_add(scratch), |n, s| n.saturating_add(*s));
         let what = format!("a session with a context of {context} tokens");
-        memory::require(&what, total.saturating_mul(4))?;
+        memory::require(&what, total.saturating_mul(4).saturating_add(digits))?;
         let buffers =
             sizes.iter().map(|size| Floats::zeroed(&what, *size)).collect::<Result<_>>()?;
         let mut integers = Vec::new();
@@ -97,6 +99,7 @@ impl Execution {
             reals: Floats::zeroed(&what, reals)?,
             integers,
             scratch: Floats::zeroed(&what, scratch)?,
+            digits: Numbers::zeroed(&what, digits)?,
             tables: Tables::default(),
         };
         let last = (Entry::Prefill, 1);
@@ -214,7 +217,8 @@ struct Plans {
 impl Plans {
     fn new(cpu: &Cpu, context: u32, chunk: u32) -> Result<Self> {
         let program = cpu.0.program.program();
-        let plan = |method, rows| Plan::new(program, method, Extents { rows, context });
+        let plan =
+            |method, rows| Plan::new(program, method, Extents { rows, context }, cpu.0.activations);
         let verify = program.method(Entry::Verify.name());
         Ok(Self {
             decode: plan(method(cpu, Entry::Decode)?, 1)?,
@@ -367,12 +371,13 @@ impl Call<'_> {
     }
 
     /// The result's memory, the values to be read, and the scratch.
-    fn split(&mut self, out: ValueId) -> (&mut [f32], Around<'_>, &mut [f32]) {
+    fn split(&mut self, out: ValueId) -> (&mut [f32], Around<'_>, Scratch<'_>) {
         let range = self.range(out);
-        let Memory { reals, scratch, .. } = &mut *self.memory;
+        let Memory { reals, scratch, digits, .. } = &mut *self.memory;
         let (before, rest) = reals.as_mut_slice().split_at_mut(range.start);
         let (out, after) = rest.split_at_mut(range.len());
-        (out, Around { before, after, skipped: range.end }, scratch.as_mut_slice())
+        let scratch = Scratch { numbers: scratch.as_mut_slice(), bytes: digits.as_mut_slice() };
+        (out, Around { before, after, skipped: range.end }, scratch)
     }
 
     fn execute(&mut self, node: &Node, result: Option<ValueId>) -> Result<()> {
@@ -429,7 +434,7 @@ impl Call<'_> {
             (Op::Linear, &[Value(x), Weight(w)], Some(out)) => {
                 let (matrix, x) = (cpu.matrix(w), self.range(x));
                 let (out, values, scratch) = self.split(out);
-                linear(cpu.0.isa, &matrix, values.get(x), out, scratch);
+                linear(cpu.0.isa, cpu.0.activations, &matrix, values.get(x), out, scratch);
             }
             (Op::Rope { .. }, &[Value(x), _], Some(out)) => self.rope(&node.op, x, out)?,
             (Op::BufferWrite, &[Buffer(buffer), Value(x), _], None) => self.write(buffer, x),

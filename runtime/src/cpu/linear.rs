@@ -1,57 +1,95 @@
 //! `x · wᵀ` with dense or quantized weights.
 //!
-//! Every output is the sum over blocks of 32 columns, in order, in 16 lanes that are added up at
-//! the end. It does not depend on how many rows `x` has, nor on which thread computes it.
+//! Weights of codes are multiplied with activations in digits ([`super::products`]), others with
+//! float32 numbers: every output is the sum over blocks of 32 columns, in order, in 16 lanes that
+//! are added up at the end. It does not depend on how many rows `x` has, nor on which thread
+//! computes it.
 
-use gemma4_format::encoding::QuantizedBytes;
-use gemma4_format::{DType, Encoding};
+use gemma4_format::DType;
 use rayon::prelude::*;
 
 use super::blocks::{
-    BLOCK, Bf16, Blocks, CodeRows, DecodedRows, DenseRows, F16, F32, FloatRow, Layout, Matrix,
-    Order, Rows,
+    BLOCK, Bf16, Blocks, DecodedRows, DenseRows, F16, F32, FloatRow, Layout, Matrix, Rows,
 };
+use super::codes::CodeMatrix;
+use super::digits::{Activations, Extent, Packing};
 use super::isa::{Arithmetic, Isa, Kernel, LANES, Lanes, accumulate, total};
+use super::products;
 
 /// Weight rows that are multiplied side by side.
-const SIDE: usize = 4;
-/// Multiplications below which a task is not worth another thread.
+const SIDE: usize = products::SIDE;
+/// Bytes of decoded weights below which a task is not worth another thread.
 const TASK: usize = 1 << 17;
 /// Bytes of decoded weights that should stay in a core's cache.
 const CACHE: usize = 256 << 10;
 
-/// Numbers of scratch that [`linear`] needs for `rows` rows of `x` and `[n, k]` weights.
-pub(crate) fn scratch(rows: u64, n: u64, k: u64) -> u64 {
-    let packed = rows.saturating_mul(k.next_multiple_of(BLOCK as u64));
-    packed.saturating_add(if rows > 1 { rows.saturating_mul(n) } else { 0 })
+/// Memory that [`linear`] works in.
+pub(crate) struct Scratch<'a> {
+    pub(crate) numbers: &'a mut [f32],
+    pub(crate) bytes: &'a mut [i8],
+}
+
+/// Numbers and bytes of scratch that [`linear`] needs for `rows` rows of `x` and `[n, k]` weights
+/// of any encoding.
+pub(crate) fn scratch(activations: Activations, rows: u64, n: u64, k: u64) -> (u64, u64) {
+    // Whole steps of both kinds.
+    let columns = k.next_multiple_of(BLOCK as u64 * 4);
+    let turned = if rows > 1 { rows.saturating_mul(n) } else { 0 };
+    let extent = |planes| Extent::new(columns as usize, planes).numbers() as u64;
+    let packed = columns.max(extent(1)).max(extent(2));
+    let digits = columns.saturating_mul(activations.digits() as u64);
+    (rows.saturating_mul(packed).saturating_add(turned), rows.saturating_mul(digits))
 }
 
 /// `x [T, K]`, `out [T, N]`; `scratch` as the function of that name says.
 pub(crate) fn linear(
     isa: Isa,
+    activations: Activations,
     matrix: &Matrix<'_>,
     x: &[f32],
     out: &mut [f32],
-    scratch: &mut [f32],
+    scratch: Scratch<'_>,
 ) {
     let rows = x.len() / matrix.columns;
-    let width = matrix.blocks() * BLOCK;
-    let (packed, scratch) = scratch.split_at_mut(rows * width);
-    pack(x, matrix.columns, matrix.order(), packed);
-    if rows == 1 {
-        let per_task = (TASK / width).next_multiple_of(SIDE).max(SIDE);
-        tasks(out, per_task, |first, out| {
+    if let Some(codes) = matrix.codes() {
+        let extent = codes.extent();
+        let digits = activations.digits();
+        let (numbers, turned) = scratch.numbers.split_at_mut(rows * extent.numbers());
+        let bytes = &mut scratch.bytes[..rows * extent.bytes(digits)];
+        digitize(isa, digits, codes, x, bytes, numbers);
+        let per_row = extent.steps * codes.planes() * LANES * 4;
+        share(matrix.rows, rows, per_row, out, turned, |first, out| {
+            let job = products::Job { matrix: codes, first, bytes, numbers, rows, out };
+            job.run(isa, digits);
+        });
+    } else {
+        let width = matrix.blocks() * BLOCK;
+        let (packed, turned) = scratch.numbers.split_at_mut(rows * width);
+        pack(x, matrix.columns, packed);
+        share(matrix.rows, rows, 4 * width, out, turned, |first, out| {
             multiply(isa, Job { matrix, first, x: packed, rows, out });
         });
-        return;
     }
-    let turned = &mut scratch[..rows * matrix.rows];
-    let per_task = (CACHE / 4 / width / SIDE).max(1) * SIDE;
-    tasks(turned, per_task * rows, |first, out| {
-        multiply(isa, Job { matrix, first: first / rows, x: packed, rows, out });
-    });
+}
+
+/// Calls `work` with the first weight row and the results, `[weight rows, rows]`, of pieces of
+/// the `n` weight rows, which take `size` bytes each when they are decoded.
+fn share(
+    n: usize,
+    rows: usize,
+    size: usize,
+    out: &mut [f32],
+    turned: &mut [f32],
+    work: impl Fn(usize, &mut [f32]) + Send + Sync,
+) {
+    if rows == 1 {
+        return tasks(out, (TASK / size).next_multiple_of(SIDE).max(SIDE), work);
+    }
+    let turned = &mut turned[..rows * n];
+    let per_task = (CACHE / size / SIDE).max(1) * SIDE;
+    tasks(turned, per_task * rows, |first, out| work(first / rows, out));
     let turned = &*turned;
-    out.par_chunks_mut(matrix.rows).enumerate().for_each(|(row, out)| {
+    out.par_chunks_mut(n).enumerate().for_each(|(row, out)| {
         for (n, out) in out.iter_mut().enumerate() {
             *out = turned[n * rows + row];
         }
@@ -68,22 +106,37 @@ fn tasks(out: &mut [f32], size: usize, work: impl Fn(usize, &mut [f32]) + Send +
     }
 }
 
-/// Puts activations in the order of the weights and fills up the last block with zeros.
-fn pack(x: &[f32], columns: usize, order: Order, packed: &mut [f32]) {
+/// Turns all rows of activations into digits.
+fn digitize(
+    isa: Isa,
+    digits: usize,
+    codes: CodeMatrix<'_>,
+    x: &[f32],
+    bytes: &mut [i8],
+    numbers: &mut [f32],
+) {
+    let extent = codes.extent();
+    let row = |((x, bytes), numbers)| match (codes.planes(), digits) {
+        (1, 1) => isa.run(Packing::<1, 1> { x, extent, bytes, numbers }),
+        (1, _) => isa.run(Packing::<1, 3> { x, extent, bytes, numbers }),
+        (_, 1) => isa.run(Packing::<2, 1> { x, extent, bytes, numbers }),
+        (_, _) => isa.run(Packing::<2, 3> { x, extent, bytes, numbers }),
+    };
+    if x.len() == codes.columns {
+        return row(((x, bytes), numbers));
+    }
+    x.par_chunks_exact(codes.columns)
+        .zip(bytes.par_chunks_exact_mut(extent.bytes(digits)))
+        .zip(numbers.par_chunks_exact_mut(extent.numbers()))
+        .for_each(row);
+}
+
+/// Fills up the last block of each row with zeros.
+fn pack(x: &[f32], columns: usize, packed: &mut [f32]) {
     let width = columns.next_multiple_of(BLOCK);
     for (x, packed) in x.chunks_exact(columns).zip(packed.chunks_exact_mut(width)) {
-        if order == Order::Natural {
-            packed[..columns].copy_from_slice(x);
-            packed[columns..].fill(0.0);
-            continue;
-        }
-        // Rows in this order consist of whole blocks.
-        for (x, packed) in x.as_chunks::<BLOCK>().0.iter().zip(packed.as_chunks_mut::<BLOCK>().0) {
-            for i in 0..LANES {
-                packed[i] = x[2 * i];
-                packed[LANES + i] = x[2 * i + 1];
-            }
-        }
+        packed[..columns].copy_from_slice(x);
+        packed[columns..].fill(0.0);
     }
 }
 
@@ -103,32 +156,10 @@ struct Job<'a> {
 /// Does a job with the kernel of the matrix's layout.
 fn multiply(isa: Isa, job: Job<'_>) {
     let matrix = job.matrix;
-    match (matrix.layout(), matrix.encoding) {
-        (Layout::Dense(DType::F32), _) => isa.run((DenseRows::<F32>::new(matrix), job)),
-        (Layout::Dense(DType::BF16), _) => isa.run((DenseRows::<Bf16>::new(matrix), job)),
-        (Layout::Dense(DType::F16), _) => isa.run((DenseRows::<F16>::new(matrix), job)),
-        (Layout::Codes { bits, minimum }, Encoding::Quantized { group, scale, offset, .. }) => {
-            let Some(bytes) = QuantizedBytes::from_parts(matrix.encoding, &matrix.parts) else {
-                return;
-            };
-            let group = group as usize;
-            macro_rules! codes {
-                ($bits:literal, $minimum:literal) => {{
-                    let rows = CodeRows::<$bits, $minimum> { matrix, bytes, group, scale, offset };
-                    isa.run((rows, job))
-                }};
-            }
-            match (bits, minimum) {
-                (4, false) => codes!(4, false),
-                (4, true) => codes!(4, true),
-                (5, false) => codes!(5, false),
-                (5, true) => codes!(5, true),
-                (6, false) => codes!(6, false),
-                (6, true) => codes!(6, true),
-                (_, false) => codes!(8, false),
-                (_, true) => codes!(8, true),
-            }
-        }
+    match matrix.layout() {
+        Layout::Dense(DType::F32) => isa.run((DenseRows::<F32>::new(matrix), job)),
+        Layout::Dense(DType::BF16) => isa.run((DenseRows::<Bf16>::new(matrix), job)),
+        Layout::Dense(DType::F16) => isa.run((DenseRows::<F16>::new(matrix), job)),
         _ => isa.run((DecodedRows { matrix }, job)),
     }
 }

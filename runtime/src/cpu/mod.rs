@@ -1,4 +1,5 @@
-//! The CPU device: executes the portable graph in float32, buffers included.
+//! The CPU device: executes the portable graph in float32, buffers included. Quantized weights
+//! are multiplied with [`Activations`] as integers.
 //!
 //! It is the reference for other devices. A row's result depends on the tokens up to it and on
 //! the instruction set, never on how many rows one call has or on the number of threads: a
@@ -7,12 +8,15 @@
 mod arena;
 mod attention;
 mod blocks;
+mod codes;
+mod digits;
 mod execution;
 mod isa;
 mod linear;
 mod measure;
 mod plan;
 mod pointwise;
+mod products;
 mod rope;
 
 use std::sync::Arc;
@@ -21,6 +25,7 @@ use gemma4_format::{Operand, WeightId};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::blocks::Matrix;
+pub use self::digits::Activations;
 pub use self::execution::{Entry, Execution, Observer};
 use self::isa::Isa;
 use crate::program::no_threads;
@@ -30,11 +35,21 @@ use crate::{Device, DeviceSession, Error, LoadedProgram, Result};
 #[derive(Clone, Debug)]
 pub struct Cpu(Arc<Shared>);
 
+/// How the CPU computes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Threads; 0 for one for each processor.
+    pub threads: usize,
+    /// What weights of codes are multiplied with.
+    pub activations: Activations,
+}
+
 #[derive(Debug)]
 struct Shared {
     program: Arc<LoadedProgram>,
     threads: ThreadPool,
     isa: Isa,
+    activations: Activations,
     /// Weights of one dimension as float32, empty for others, by id.
     vectors: Vec<Vec<f32>>,
 }
@@ -47,10 +62,13 @@ impl Cpu {
 
     /// Uses so many threads; 0 for one for each processor.
     pub fn with_threads(program: Arc<LoadedProgram>, threads: usize) -> Result<Self> {
-        Self::build(program, threads, Isa::detect())
+        Self::with_options(program, Options { threads, ..Options::default() })
     }
 
-    fn build(program: Arc<LoadedProgram>, threads: usize, isa: Isa) -> Result<Self> {
+    /// As the options say.
+    pub fn with_options(program: Arc<LoadedProgram>, options: Options) -> Result<Self> {
+        let Options { threads, activations } = options;
+        let isa = Isa::detect()?;
         if !program.has_weights() {
             return Err(Error::Device("the CPU needs the program's data file".to_owned()));
         }
@@ -60,7 +78,7 @@ impl Cpu {
             .build()
             .map_err(|error| no_threads(&error))?;
         let vectors = decode_vectors(&program)?;
-        Ok(Self(Arc::new(Shared { program, threads, isa, vectors })))
+        Ok(Self(Arc::new(Shared { program, threads, isa, activations, vectors })))
     }
 
     /// Allocates an execution for `context` tokens and calls of up to `chunk` rows, both at

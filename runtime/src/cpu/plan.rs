@@ -3,6 +3,7 @@
 use gemma4_format::{Dim, Extents, Fact, Method, Op, Operand, Program, ValueId, ValueType};
 
 use super::arena::{Lifetime, place};
+use super::digits::Activations;
 use super::linear;
 use crate::{Error, Result};
 
@@ -26,13 +27,18 @@ pub(crate) struct Plan {
     pub(crate) reals: u64,
     /// Length of the block of u32 values.
     pub(crate) integers: u64,
-    /// Numbers of scratch that the largest linear node needs.
-    pub(crate) scratch: u64,
+    /// Numbers and bytes of scratch that the largest linear nodes need.
+    pub(crate) scratch: (u64, u64),
 }
 
 impl Plan {
     /// Plans a verified method.
-    pub(crate) fn new(program: &Program, method: &Method, extents: Extents) -> Result<Self> {
+    pub(crate) fn new(
+        program: &Program,
+        method: &Method,
+        extents: Extents,
+        activations: Activations,
+    ) -> Result<Self> {
         let facts = program
             .values(method)
             .map_err(|(node, why)| Error::Device(format!("node {node} cannot run: {why}")))?;
@@ -62,7 +68,7 @@ impl Plan {
             .enumerate()
             .map(|(id, fact)| Place { fact: fact.clone(), offset: offsets[uses.owner[id]] })
             .collect();
-        let scratch = scratch(program, method, &facts, extents);
+        let scratch = scratch(program, method, &facts, extents, activations);
         Ok(Self { places, results, reals: lengths[0], integers: lengths[1], scratch })
     }
 }
@@ -126,15 +132,24 @@ impl Uses {
     }
 }
 
-fn scratch(program: &Program, method: &Method, facts: &[Fact], extents: Extents) -> u64 {
-    let needs = method.nodes.iter().map(|node| match (&node.op, &node.args[..]) {
-        (Op::Linear, [Operand::Value(x), Operand::Weight(w)]) => {
-            let rows = facts[*x as usize].dims.first().map_or(1, |d: &Dim| d.resolve(extents));
-            let dims = &program.weights[*w as usize].dims;
-            let extent = |at: usize| dims.get(at).map_or(1, |d| u64::from(*d));
-            linear::scratch(u64::from(rows), extent(0), extent(1))
-        }
-        _ => 0,
-    });
-    needs.max().unwrap_or(0)
+fn scratch(
+    program: &Program,
+    method: &Method,
+    facts: &[Fact],
+    extents: Extents,
+    activations: Activations,
+) -> (u64, u64) {
+    let mut most = (0, 0);
+    for node in &method.nodes {
+        let (Op::Linear, [Operand::Value(x), Operand::Weight(w)]) = (&node.op, &node.args[..])
+        else {
+            continue;
+        };
+        let rows = facts[*x as usize].dims.first().map_or(1, |d: &Dim| d.resolve(extents));
+        let dims = &program.weights[*w as usize].dims;
+        let extent = |at: usize| dims.get(at).map_or(1, |d| u64::from(*d));
+        let needs = linear::scratch(activations, u64::from(rows), extent(0), extent(1));
+        most = (needs.0.max(most.0), needs.1.max(most.1));
+    }
+    most
 }

@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
-use super::{Files, Progress, Usage};
+use super::{CpuArguments, Files, Progress, Usage};
 use crate::{DeviceChoice, OpenDevice, Session, SessionOptions, cuda};
 
 /// Measure an exported model.
@@ -75,6 +75,8 @@ struct Place {
     /// auto, cpu, cuda, cuda:N or cuda:GPU-UUID
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    #[command(flatten)]
+    cpu: CpuArguments,
     /// Print no notes
     #[arg(long, short)]
     quiet: bool,
@@ -92,7 +94,8 @@ impl Place {
                 super::note(text);
             }
         };
-        Ok(self.device.open(Arc::new(program), options, &progress, &note)?)
+        let cpu = self.cpu.options();
+        Ok(self.device.open(Arc::new(program), options, cpu, &progress, &note)?)
     }
 
     fn session(&self, device: &OpenDevice) -> anyhow::Result<Session> {

@@ -1,5 +1,5 @@
-use gemma4_format::Offset;
 use gemma4_format::encoding::ZeroType;
+use gemma4_format::{Encoding, Offset};
 use rayon::ThreadPoolBuilder;
 
 use super::super::blocks::Matrix;
@@ -53,13 +53,15 @@ fn encodings(k: u32) -> Vec<Encoding> {
     all
 }
 
-fn product(isa: Isa, matrix: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
+fn product(isa: Isa, activations: Activations, matrix: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
     let rows = x.len() / matrix.columns;
-    let size = scratch(rows as u64, matrix.rows as u64, matrix.columns as u64);
+    let extents = (rows as u64, matrix.rows as u64, matrix.columns as u64);
+    let (numbers, bytes) = scratch(activations, extents.0, extents.1, extents.2);
     // What was in memory before must not matter.
-    let mut memory = vec![f32::NAN; size as usize];
+    let (mut numbers, mut bytes) = (vec![f32::NAN; numbers as usize], vec![77; bytes as usize]);
     let mut out = vec![f32::NAN; rows * matrix.rows];
-    linear(isa, matrix, x, &mut out, &mut memory);
+    let scratch = Scratch { numbers: &mut numbers, bytes: &mut bytes };
+    linear(isa, activations, matrix, x, &mut out, scratch);
     out
 }
 
@@ -76,9 +78,9 @@ fn products_agree_with_float64_and_do_not_depend_on_the_number_of_rows() {
             let x: Vec<f32> = (0..11 * k).map(|i| (i as f32 * 0.37).sin()).collect();
             let mut row = vec![0.0; k];
             for isa in Isa::all() {
-                let whole = product(isa, &matrix, &x);
+                let whole = product(isa, Activations::Float32, &matrix, &x);
                 for (t, x) in x.chunks(k).enumerate() {
-                    let alone = product(isa, &matrix, x);
+                    let alone = product(isa, Activations::Float32, &matrix, x);
                     let together = &whole[t * n as usize..][..n as usize];
                     assert_eq!(alone, together, "{encoding:?}, K = {k}, row {t}, {isa:?}");
                     for (n, found) in alone.iter().enumerate() {
@@ -94,9 +96,10 @@ fn products_agree_with_float64_and_do_not_depend_on_the_number_of_rows() {
     }
 }
 
-/// With one column that is 1 and the others 0, a product is the decoded weight itself.
+/// With one column that is 1 and the others 0, a product is the decoded weight itself: of dense
+/// weights bit for bit, of codes as exactly as float32 multiplies.
 #[test]
-fn decoded_weights_equal_the_contract_bit_for_bit() {
+fn decoded_weights_are_those_of_the_contract() {
     let mut seed = 2;
     let k = 64;
     for encoding in encodings(k as u32) {
@@ -108,15 +111,59 @@ fn decoded_weights_equal_the_contract_bit_for_bit() {
         (0..k).for_each(|i| unit[i * k + i] = 1.0);
         let mut row = vec![0.0; k];
         for isa in Isa::all() {
-            let found = product(isa, &matrix, &unit);
+            let found = product(isa, Activations::Float32, &matrix, &unit);
             for n in 0..5 {
                 matrix.decode(n, &mut row);
+                let largest = row.iter().fold(0.0f32, |most, w| most.max(w.abs()));
+                let bound = if matrix.codes().is_some() { 1e-6 * largest } else { 0.0 };
                 for (column, weight) in row.iter().enumerate() {
-                    // A sum that starts at 0 turns −0 into 0.
-                    assert_eq!(found[column * 5 + n], *weight, "{encoding:?} {isa:?}");
+                    let apart = (found[column * 5 + n] - *weight).abs();
+                    assert!(apart <= bound, "{encoding:?} {isa:?}: {apart} of {largest}");
                 }
             }
         }
+    }
+}
+
+/// Each activation is off by half a 127th of the largest one of its 16 columns at most.
+#[test]
+fn activations_of_8_bits_are_rounded_and_no_more() {
+    let mut seed = 4;
+    let (n, k) = (7, 160);
+    for encoding in encodings(k as u32) {
+        let parts = encoding.parts("w", &[n, k as u32]).expect("valid");
+        let stored: Vec<Vec<u8>> = parts.iter().map(|p| bytes(p, &mut seed)).collect();
+        let parts = stored.iter().map(|p| p.as_slice()).collect();
+        let matrix = Matrix { encoding, rows: n as usize, columns: k, parts };
+        if matrix.codes().is_none() {
+            continue;
+        }
+        let x: Vec<f32> = (0..3 * k).map(|i| (i as f32 * 0.37).sin() * (i % 50) as f32).collect();
+        let mut row = vec![0.0; k];
+        let mut answers = Vec::new();
+        for isa in Isa::all() {
+            let whole = product(isa, Activations::Int8, &matrix, &x);
+            for (t, x) in x.chunks(k).enumerate() {
+                let alone = product(isa, Activations::Int8, &matrix, x);
+                assert_eq!(alone, whole[t * n as usize..][..n as usize], "{encoding:?} {isa:?}");
+                for (n, found) in alone.iter().enumerate() {
+                    matrix.decode(n, &mut row);
+                    let (mut sum, mut bound) = (0.0, 0.0);
+                    for (x, w) in x.chunks(16).zip(row.chunks(16)) {
+                        let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                        for (x, w) in x.iter().zip(w) {
+                            sum += f64::from(x * w);
+                            bound += f64::from(w.abs() * (largest / 254.0 + 1e-6 * x.abs()));
+                        }
+                    }
+                    let apart = (f64::from(*found) - sum).abs();
+                    assert!(apart <= 1.01 * bound + 1e-4, "{encoding:?}: {found} for {sum}");
+                }
+            }
+            answers.push(whole);
+        }
+        // Not that nothing was rounded.
+        assert_ne!(answers[0], product(Isa::all()[0], Activations::Float32, &matrix, &x));
     }
 }
 
@@ -132,7 +179,8 @@ fn large_products_are_shared_among_threads_without_changing_a_bit() {
     let x: Vec<f32> = (0..9 * k).map(|i| (i as f32 * 0.37).sin()).collect();
     let run = |threads: usize, rows: usize| {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        pool.install(|| product(Isa::detect(), &matrix, &x[..rows * k]))
+        let isa = Isa::detect().expect("no name is asked for");
+        pool.install(|| product(isa, Activations::Float32, &matrix, &x[..rows * k]))
     };
     let once = run(1, 9);
     assert_eq!(run(4, 9), once);
