@@ -5,6 +5,8 @@
 //! bytes, for which compilers have no loop, are written for each set. Results depend on the
 //! instruction set only in that one without fused multiply-add rounds products.
 
+#![allow(unsafe_code, reason = "instructions are used that were found to be there")]
+
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -13,8 +15,6 @@ use std::env;
 #[cfg(target_arch = "x86_64")]
 use self::x86::{Avx2, Avx512Vnni};
 use crate::{Error, Result};
-
-#![allow(unsafe_code, reason = "instructions are used that were found to be there")]
 
 /// Numbers that are summed side by side: the sums of a kernel have this many parts.
 pub(crate) const LANES: usize = 16;
