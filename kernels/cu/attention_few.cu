@@ -96,7 +96,7 @@ __device__ __forceinline__ void copy_block(u32 to, const u16* from, const Range&
 
 // q [T, Q_HEADS, D] float32; rings of bfloat16, K [ring, KV_HEADS, KEY_COLUMNS] and V [ring, KV_HEADS, D].
 // sums [SPLITS, T, Q_HEADS, D] and stats [SPLITS, T, Q_HEADS, (maximum, sum)], float32.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     attention_few(const float* __restrict__ q, const u64* table, u32 state, u32 keys, u32 values, u32 ring,
                   float* __restrict__ sums, float2* __restrict__ stats, u32 rows, float scale) {
     extern __shared__ __align__(128) u8 shared[];
@@ -166,10 +166,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             load_matrices(a, q_base + ((lane % 16) * PITCH + d + lane / 16 * 8) * 2);
             u32 b[4];
             const int half = d / (D / 2), column = d % (D / 2);
-            if (SHARED_KV && column >= KEY_COLUMNS / 2)
-                load_matrices(b, v_tile + (key * PITCH + d + lane / 8 % 2 * 8) * 2);
-            else
-                load_matrices(b, k_tile + (key * K_PITCH + half * (KEY_COLUMNS / 2) + column + lane / 8 % 2 * 8) * 2);
+            const bool shared_column = SHARED_KV && column >= KEY_COLUMNS / 2;
+            const u32 row = shared_column ? v_tile + (key * PITCH + d) * 2
+                                          : k_tile + (key * K_PITCH + half * (KEY_COLUMNS / 2) + column) * 2;
+            load_matrices(b, row + lane / 8 % 2 * 16);
             multiply(s[0], a, b[0], b[1]);
             if constexpr (N_TILES == 2) multiply(s[N_TILES - 1], a, b[2], b[3]);
         }
