@@ -245,11 +245,13 @@ fn text(program: &Program, length: u32) -> Vec<u32> {
     (0..u64::from(length)).map(|i| ((i * 7919 + 13) % vocabulary) as u32).collect()
 }
 
-/// Puts `depth` tokens into an empty context and waits until they are read.
+/// Makes the context `depth` tokens, those of it that are there already included, and waits until
+/// they are read.
 fn fill(session: &mut Session, program: &Program, depth: u32) -> anyhow::Result<()> {
-    session.reset();
-    if depth > 0 {
-        session.prefill(&text(program, depth))?;
+    let tokens = text(program, depth);
+    let kept = session.reuse(&tokens) as usize;
+    if kept < tokens.len() {
+        session.prefill(&tokens[kept..])?;
         session.logits()?;
     }
     Ok(())
