@@ -89,6 +89,26 @@ fn logits_are_written_through_a_link() {
 }
 
 #[test]
+fn activations_of_8_bits_are_others() {
+    let files = files();
+    let logits = |rest: &[&str]| {
+        let base = ["logits", "--ids", "1,2,3", "--out", "out", "--device", "cpu"];
+        let paths = ["--model_path", "model.pte", "--data_path", "model.ptd"];
+        command(EVAL, &files, &[&base[..], &paths, rest].concat()).output().expect("runs")
+    };
+    let written = |rest: &[&str]| {
+        let done = logits(rest);
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        fs::read(files.directory.path().join("out")).expect("written")
+    };
+    let default = written(&[]);
+    assert!(default == written(&["--cpu_activations", "float32"]));
+    assert!(default != written(&["--cpu_activations", "int8"]));
+    let text = refused(&logits(&["--cpu_activations", "int4"]), 2);
+    assert!(text.contains("float32, int8"), "{text}");
+}
+
+#[test]
 fn measurements_of_nothing_are_wrong_usage() {
     let files = files();
     for flag in ["-r", "-p"] {

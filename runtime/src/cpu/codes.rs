@@ -1,11 +1,13 @@
 //! Rows of quantized weights as codes, and what turns sums of them into products.
 
+use std::ops::Range;
+use std::slice;
+
 use gemma4_format::encoding::{QuantizedBytes, ZeroType};
 use gemma4_format::{DType, Encoding, Offset};
 
-use super::blocks::{from_bf16, from_f16};
 use super::digits::{Extent, UNIT};
-use super::isa::{Arithmetic, BYTES, Lanes};
+use super::isa::{Arithmetic, BYTES, LANES, Lanes};
 
 /// Numbers of scratch that a unit of a row takes.
 pub(crate) const SCRATCH: usize = 4;
@@ -14,6 +16,7 @@ pub(crate) const SCRATCH: usize = 4;
 #[derive(Clone, Copy)]
 pub(crate) struct CodeMatrix<'a> {
     pub(crate) columns: usize,
+    rows: usize,
     bytes: QuantizedBytes<'a>,
     bits: u8,
     group: usize,
@@ -27,7 +30,9 @@ impl<'a> CodeMatrix<'a> {
         let Encoding::Quantized { bits, group, scale, offset } = encoding else { return None };
         let (group, bytes) = (group as usize, QuantizedBytes::from_parts(encoding, parts)?);
         let whole = group.is_multiple_of(UNIT);
-        whole.then_some(Self { columns, bytes, bits, group, scale, offset })
+        let scale_bytes = (columns / group).max(1) * scale.size() as usize;
+        let rows = (bytes.scales.len() / scale_bytes).max(1);
+        whole.then_some(Self { columns, rows, bytes, bits, group, scale, offset })
     }
 
     /// Bits of a code.
@@ -66,6 +71,17 @@ impl<'a> CodeMatrix<'a> {
         }
     }
 
+    /// Asks for the memory of a row's parameters.
+    #[inline(always)]
+    fn prefetch<A: Arithmetic>(&self, row: usize) {
+        for bytes in [self.bytes.scales, self.bytes.offsets] {
+            let size = bytes.len() / self.rows;
+            for at in (0..size).step_by(BYTES) {
+                A::prefetch(bytes.as_ptr().wrapping_add(row * size + at));
+            }
+        }
+    }
+
     /// Writes the scale of each unit, and what its sum of activations is multiplied with: minus
     /// the scaled zero point, or the minimum. Both end in zeros, and are the first two quarters
     /// of `scratch`.
@@ -75,31 +91,37 @@ impl<'a> CodeMatrix<'a> {
         let first = row * groups;
         let (units, rest) = scratch.split_at_mut(scratch.len() / 2);
         let (scales, factors) = rest.split_at_mut(rest.len() / 2);
-        let (scales, factors) = (&mut scales[..groups], &mut factors[..groups]);
-        read(self.scale, self.bytes.scales, first, scales);
+        let (scales, factors) = (scales.as_chunks_mut().0, factors.as_chunks_mut().0);
+        read::<A>(self.scale, self.bytes.scales, first, groups, scales);
         let bytes = self.bytes.offsets;
         match self.offset {
-            Offset::Symmetric => factors.fill((1u32 << (self.bits - 1)) as f32),
-            Offset::Minimum(dtype) => read(dtype, bytes, first, factors),
-            Offset::Zero(ZeroType::F16) => read(DType::F16, bytes, first, factors),
-            Offset::Zero(ZeroType::BF16) => read(DType::BF16, bytes, first, factors),
-            Offset::Zero(ZeroType::U8) => read(DType::U8, bytes, first, factors),
+            Offset::Symmetric => factors.fill([(1u32 << (self.bits - 1)) as f32; LANES]),
+            Offset::Minimum(dtype) => read::<A>(dtype, bytes, first, groups, factors),
+            Offset::Zero(ZeroType::F16) => read::<A>(DType::F16, bytes, first, groups, factors),
+            Offset::Zero(ZeroType::BF16) => read::<A>(DType::BF16, bytes, first, groups, factors),
+            Offset::Zero(ZeroType::U8) => read::<A>(DType::U8, bytes, first, groups, factors),
             Offset::Zero(ZeroType::Nibble) => {
-                let bytes = &bytes[row * groups.div_ceil(2)..][..groups.div_ceil(2)];
-                let (pairs, last) = factors.as_chunks_mut::<2>();
-                for (pair, byte) in pairs.iter_mut().zip(bytes) {
-                    *pair = [f32::from(byte & 15), f32::from(byte >> 4)];
-                }
-                if let ([last], [.., byte]) = (last, bytes) {
-                    *last = f32::from(byte & 15);
+                let size = groups.div_ceil(2);
+                let bytes = bytes[row * size..][..size].chunks(LANES / 2);
+                for (factors, bytes) in factors.iter_mut().zip(bytes) {
+                    let mut zeros = [0; LANES];
+                    for (zeros, byte) in zeros.as_chunks_mut().0.iter_mut().zip(bytes) {
+                        *zeros = [byte & 15, byte >> 4];
+                    }
+                    *factors = A::array(A::whole_bytes(&zeros));
                 }
             }
         }
+        let lanes = groups.div_ceil(LANES);
         if !matches!(self.offset, Offset::Minimum(_)) {
-            for (factor, scale) in factors.iter_mut().zip(&*scales) {
-                *factor *= -*scale;
+            let minus = A::lanes(&[-1.0; LANES]);
+            for (factors, scales) in factors.iter_mut().zip(&scales[..lanes]) {
+                let scales = A::multiply(A::lanes(scales), minus);
+                *factors = A::array(A::multiply(A::lanes(factors), scales));
             }
         }
+        let (scales, factors) = (scales.as_flattened(), factors.as_flattened());
+        let (scales, factors) = (&scales[..groups], &factors[..groups]);
         let (scales_of_units, factors_of_units) = units.split_at_mut(units.len() / 2);
         spread::<A>(scales, self.group / UNIT, scales_of_units);
         spread::<A>(factors, self.group / UNIT, factors_of_units);
@@ -111,10 +133,16 @@ impl<'a> CodeMatrix<'a> {
 fn spread<A: Arithmetic>(numbers: &[f32], times: usize, out: &mut [f32]) {
     let (out, rest) = out.split_at_mut(numbers.len() * times);
     rest.fill(0.0);
-    // Groups of 32 and 64 columns are so many that they want vectors.
+    // Groups of 32, 64 and 128 columns are so many that they want vectors.
     let done = match times {
         2 => spread_lanes::<A, 8>(numbers, out),
         4 => spread_lanes::<A, 4>(numbers, out),
+        8 => {
+            for (out, number) in out.as_chunks_mut().0.iter_mut().zip(numbers) {
+                *out = [*number; 8];
+            }
+            numbers.len()
+        }
         _ => 0,
     };
     for (out, number) in out.chunks_mut(times).zip(numbers).skip(done) {
@@ -132,27 +160,68 @@ fn spread_lanes<A: Arithmetic, const SCALES: usize>(numbers: &[f32], out: &mut [
     numbers.len() * SCALES
 }
 
-/// Reads numbers from element `first` on.
+/// Reads `count` numbers from element `first` on; those of the last lanes may be zeros.
 #[inline(always)]
-fn read(dtype: DType, bytes: &[u8], first: usize, out: &mut [f32]) {
+fn read<A: Arithmetic>(dtype: DType, bytes: &[u8], first: usize, count: usize, out: &mut [Lanes]) {
     let size = dtype.size() as usize;
-    let bytes = &bytes[first * size..][..out.len() * size];
+    let bytes = &bytes[first * size..][..count * size];
     match dtype {
-        DType::F32 => convert(bytes.as_chunks().0, out, f32::from_le_bytes),
-        DType::F16 => convert(bytes.as_chunks().0, out, from_f16),
-        DType::BF16 => convert(bytes.as_chunks().0, out, from_bf16),
-        DType::U8 => convert(bytes.as_chunks().0, out, |[byte]| f32::from(byte)),
+        DType::F32 => convert::<A, F32, 4>(bytes, out),
+        DType::F16 => convert::<A, F16, 2>(bytes, out),
+        DType::BF16 => convert::<A, BF16, 2>(bytes, out),
+        DType::U8 => convert::<A, U8, 1>(bytes, out),
     }
 }
 
 #[inline(always)]
-fn convert<const SIZE: usize>(
-    elements: &[[u8; SIZE]],
-    out: &mut [f32],
-    convert: impl Fn([u8; SIZE]) -> f32,
-) {
-    for (out, element) in out.iter_mut().zip(elements) {
-        *out = convert(*element);
+fn convert<A: Arithmetic, N: Number<SIZE>, const SIZE: usize>(bytes: &[u8], out: &mut [Lanes]) {
+    let (whole, rest) = bytes.as_chunks().0.as_chunks();
+    for (out, numbers) in out.iter_mut().zip(whole) {
+        *out = A::array(N::lanes::<A>(numbers));
+    }
+    if !rest.is_empty() {
+        let mut last = [[0; SIZE]; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        out[whole.len()] = A::array(N::lanes::<A>(&last));
+    }
+}
+
+/// How numbers of parameters are stored.
+trait Number<const SIZE: usize> {
+    /// Their exact values.
+    fn lanes<A: Arithmetic>(numbers: &[[u8; SIZE]; LANES]) -> A::Floats;
+}
+
+struct F32;
+struct F16;
+struct BF16;
+struct U8;
+
+impl Number<4> for F32 {
+    #[inline(always)]
+    fn lanes<A: Arithmetic>(numbers: &[[u8; 4]; LANES]) -> A::Floats {
+        A::lanes(&numbers.map(f32::from_le_bytes))
+    }
+}
+
+impl Number<2> for F16 {
+    #[inline(always)]
+    fn lanes<A: Arithmetic>(numbers: &[[u8; 2]; LANES]) -> A::Floats {
+        A::float16(numbers)
+    }
+}
+
+impl Number<2> for BF16 {
+    #[inline(always)]
+    fn lanes<A: Arithmetic>(numbers: &[[u8; 2]; LANES]) -> A::Floats {
+        A::bfloat16(numbers)
+    }
+}
+
+impl Number<1> for U8 {
+    #[inline(always)]
+    fn lanes<A: Arithmetic>(numbers: &[[u8; 1]; LANES]) -> A::Floats {
+        A::whole_bytes(&numbers.map(|[byte]| byte))
     }
 }
 
@@ -196,70 +265,128 @@ fn add_sixth(high: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// One row of weights, whose steps are as those of [`super::digits::Digits`].
+/// A row of weights, whose steps are as those of [`super::digits::Digits`].
 pub(crate) trait Codes<const P: usize>: Copy {
+    /// A row that is to be set.
+    const EMPTY: Self;
+    /// Only these steps.
+    fn part(self, steps: Range<usize>) -> Self;
     /// Codes of a step.
     fn codes<A: Arithmetic>(&self, step: usize) -> [A::Bytes; P];
-    /// Scales of the units.
-    fn scales(&self) -> &[f32];
+    /// The scale of each lane in a step.
+    fn scales<A: Arithmetic>(&self, step: usize) -> A::Floats;
     /// What sums of units are multiplied with.
     fn factors(&self) -> &[Lanes];
 }
 
-/// Scales and factors in the scratch of a row.
-#[inline(always)]
-fn parts(scratch: &[f32]) -> (&[f32], &[Lanes]) {
-    let (scales, factors) = scratch[..scratch.len() / 2].split_at(scratch.len() / 4);
-    (scales, factors.as_chunks().0)
-}
-
-/// How far ahead of the codes that are read the memory is asked for more.
-const AHEAD: usize = 8 << 10;
-
-/// A row of codes of 4 bits as it lies in the file.
+/// What sums of codes become products with.
 #[derive(Clone, Copy)]
-pub(crate) struct Nibbles<'s> {
-    codes: &'s [[u8; BYTES]],
-    /// What is left after whole steps.
-    rest: [u8; BYTES],
-    scales: &'s [f32],
+struct Parameters<'s, const P: usize> {
+    /// Scales of the units of each step.
+    scales: &'s [[[f32; 4]; P]],
     factors: &'s [Lanes],
 }
 
-impl<'s> Nibbles<'s> {
-    /// `scratch` has [`SCRATCH`] numbers for each unit.
+impl<'s, const P: usize> Parameters<'s, P> {
+    const EMPTY: Self = Self { scales: &[], factors: &[] };
+
+    /// What [`CodeMatrix::parameters`] wrote.
+    #[inline(always)]
+    fn new(scratch: &'s [f32]) -> Self {
+        let (scales, factors) = scratch[..scratch.len() / 2].split_at(scratch.len() / 4);
+        Self { scales: scales.as_chunks().0.as_chunks().0, factors: factors.as_chunks().0 }
+    }
+
+    #[inline(always)]
+    fn part(self, steps: Range<usize>) -> Self {
+        Self { scales: &self.scales[steps], factors: self.factors }
+    }
+
+    #[inline(always)]
+    fn scales<A: Arithmetic>(&self, step: usize) -> A::Floats {
+        let scales = &self.scales[step];
+        match scales.as_flattened().as_chunks::<8>().0 {
+            [eight] => A::spread(eight),
+            _ => A::spread(&scales[0]),
+        }
+    }
+}
+
+/// A row as it lies in the file: codes of 4 bits in two planes, or codes of 8 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored<'s, const P: usize> {
+    codes: &'s [[u8; BYTES]],
+    /// How far ahead of codes that are read the memory is asked for more.
+    ahead: usize,
+    parameters: Parameters<'s, P>,
+}
+
+impl<'s, const P: usize> Stored<'s, P> {
+    /// The whole steps of a row. `scratch` has [`SCRATCH`] numbers for each unit; `side` rows
+    /// further on are wanted next.
     #[inline(always)]
     pub(crate) fn new<A: Arithmetic>(
         matrix: CodeMatrix<'s>,
         row: usize,
+        side: usize,
         scratch: &'s mut [f32],
     ) -> Self {
+        matrix.prefetch::<A>(row + side);
         matrix.parameters::<A>(row, scratch);
-        let (scales, factors) = parts(scratch);
-        let size = matrix.columns / 2;
-        let (codes, last) = matrix.bytes.codes[row * size..][..size].as_chunks();
-        let mut rest = [0; BYTES];
-        rest[..last.len()].copy_from_slice(last);
-        Self { codes, rest, scales, factors }
+        let size = matrix.columns / P;
+        let codes = matrix.bytes.codes[row * size..][..size].as_chunks().0;
+        Self { codes, ahead: side * size, parameters: Parameters::new(scratch) }
+    }
+
+    /// Whole steps.
+    pub(crate) fn len(&self) -> usize {
+        self.codes.len()
+    }
+
+    /// What is left after them, as a step.
+    #[inline(always)]
+    pub(crate) fn last(
+        self,
+        matrix: CodeMatrix<'s>,
+        row: usize,
+        codes: &'s mut [u8; BYTES],
+    ) -> Self {
+        let size = matrix.columns / P;
+        let rest = matrix.bytes.codes[row * size..][..size].as_chunks::<BYTES>().1;
+        codes[..rest.len()].copy_from_slice(rest);
+        let steps = self.codes.len()..self.codes.len() + 1;
+        Self { codes: slice::from_ref(codes), ahead: 0, parameters: self.parameters.part(steps) }
     }
 }
 
-impl Codes<2> for Nibbles<'_> {
+impl<const P: usize> Codes<P> for Stored<'_, P> {
+    const EMPTY: Self = Self { codes: &[], ahead: 0, parameters: Parameters::EMPTY };
+
     #[inline(always)]
-    fn codes<A: Arithmetic>(&self, step: usize) -> [A::Bytes; 2] {
-        let codes = self.codes.get(step).unwrap_or(&self.rest);
-        A::prefetch(codes.as_ptr().wrapping_add(AHEAD));
-        A::halves(A::bytes(codes))
+    fn part(self, steps: Range<usize>) -> Self {
+        let parameters = self.parameters.part(steps.clone());
+        Self { codes: &self.codes[steps], parameters, ..self }
     }
 
     #[inline(always)]
-    fn scales(&self) -> &[f32] {
-        self.scales
+    fn codes<A: Arithmetic>(&self, step: usize) -> [A::Bytes; P] {
+        let codes = &self.codes[step];
+        A::prefetch(codes.as_ptr().wrapping_add(self.ahead));
+        let mut planes = [A::bytes(codes); P];
+        if P == 2 {
+            [planes[0], planes[P - 1]] = A::halves(planes[0]);
+        }
+        planes
+    }
+
+    #[inline(always)]
+    fn scales<A: Arithmetic>(&self, step: usize) -> A::Floats {
+        self.parameters.scales::<A>(step)
     }
 
     #[inline(always)]
     fn factors(&self) -> &[Lanes] {
-        self.factors
+        self.parameters.factors
     }
 }
 
@@ -267,19 +394,27 @@ impl Codes<2> for Nibbles<'_> {
 #[derive(Clone, Copy)]
 pub(crate) struct Unpacked<'s, const P: usize> {
     codes: &'s [[[u8; BYTES]; P]],
-    scales: &'s [f32],
-    factors: &'s [Lanes],
+    parameters: Parameters<'s, P>,
 }
 
 impl<'s, const P: usize> Unpacked<'s, P> {
     /// What [`CodeMatrix::unpack`] wrote.
+    #[inline(always)]
     pub(crate) fn new(codes: &'s [u8], scratch: &'s [f32]) -> Self {
-        let (scales, factors) = parts(scratch);
-        Self { codes: codes.as_chunks().0.as_chunks().0, scales, factors }
+        let parameters = Parameters::new(scratch);
+        Self { codes: codes.as_chunks().0.as_chunks().0, parameters }
     }
 }
 
 impl<const P: usize> Codes<P> for Unpacked<'_, P> {
+    const EMPTY: Self = Self { codes: &[], parameters: Parameters::EMPTY };
+
+    #[inline(always)]
+    fn part(self, steps: Range<usize>) -> Self {
+        let parameters = self.parameters.part(steps.clone());
+        Self { codes: &self.codes[steps], parameters }
+    }
+
     #[inline(always)]
     fn codes<A: Arithmetic>(&self, step: usize) -> [A::Bytes; P] {
         let mut codes = [A::zero(); P];
@@ -290,12 +425,12 @@ impl<const P: usize> Codes<P> for Unpacked<'_, P> {
     }
 
     #[inline(always)]
-    fn scales(&self) -> &[f32] {
-        self.scales
+    fn scales<A: Arithmetic>(&self, step: usize) -> A::Floats {
+        self.parameters.scales::<A>(step)
     }
 
     #[inline(always)]
     fn factors(&self) -> &[Lanes] {
-        self.factors
+        self.parameters.factors
     }
 }

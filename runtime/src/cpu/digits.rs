@@ -5,6 +5,8 @@
 //! the largest one of its unit, about what float32 itself rounds to. Products with codes are then
 //! exact integers, the same on every processor.
 
+use std::ops::Range;
+
 use clap::ValueEnum;
 
 use super::isa::{Arithmetic, BYTES, Kernel, LANES, Lanes};
@@ -89,6 +91,14 @@ impl<'a, const P: usize, const D: usize> Digits<'a, P, D> {
     }
 }
 
+impl<const P: usize, const D: usize> Digits<'_, P, D> {
+    /// Only these steps.
+    #[inline(always)]
+    pub(crate) fn part(self, steps: Range<usize>) -> Self {
+        Self { steps: &self.steps[steps.clone()], scales: &self.scales[steps], sums: self.sums }
+    }
+}
+
 /// Turns one row into digits.
 pub(crate) struct Packing<'a, const P: usize, const D: usize> {
     pub(crate) x: &'a [f32],
@@ -112,10 +122,10 @@ impl<const P: usize, const D: usize> Kernel for Packing<'_, P, D> {
             for unit in 0..4 * P {
                 let index = 4 * P * at + unit;
                 let x = units.get(index).unwrap_or(&[0.0; UNIT]);
-                let (scale, mut whole) = whole::<D>(x);
-                let mut sum = 0;
+                let (scale, mut whole) = whole::<A, D>(x);
+                let mut sum = 0i32;
                 for number in whole {
-                    sum += number;
+                    sum = sum.wrapping_add(number);
                 }
                 sums[index] = sum as f32 * scale;
                 scales[unit * lanes..][..lanes].fill(scale);
@@ -123,7 +133,7 @@ impl<const P: usize, const D: usize> Kernel for Packing<'_, P, D> {
                     for (i, number) in whole.iter_mut().enumerate() {
                         let low = *number as i8;
                         digit[i % P][UNIT / P * unit + i / P] = low;
-                        *number = (*number - i32::from(low)) >> 8;
+                        *number = number.wrapping_sub(i32::from(low)) >> 8;
                     }
                 }
             }
@@ -133,7 +143,7 @@ impl<const P: usize, const D: usize> Kernel for Packing<'_, P, D> {
 
 /// A scale, and numbers as multiples of it that fit in `D` digits.
 #[inline(always)]
-fn whole<const D: usize>(x: &[f32; UNIT]) -> (f32, [i32; UNIT]) {
+fn whole<A: Arithmetic, const D: usize>(x: &[f32; UNIT]) -> (f32, [i32; UNIT]) {
     let mut largest = 0;
     for x in x {
         largest = largest.max(x.to_bits() & 0x7fff_ffff);
@@ -153,9 +163,5 @@ fn whole<const D: usize>(x: &[f32; UNIT]) -> (f32, [i32; UNIT]) {
         let exponent = exponent.max(23) - 22;
         (f32::from_bits(exponent << 23), f32::from_bits((254 - exponent) << 23))
     };
-    let mut whole = [0; UNIT];
-    for (whole, x) in whole.iter_mut().zip(x) {
-        *whole = (x * inverse).round_ties_even() as i32;
-    }
-    (scale, whole)
+    (scale, A::whole(A::multiply(A::lanes(x), A::lanes(&[inverse; UNIT]))))
 }

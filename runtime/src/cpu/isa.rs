@@ -14,6 +14,7 @@ use std::env;
 
 #[cfg(target_arch = "x86_64")]
 use self::x86::{Avx2, Avx512Vnni};
+use super::blocks::{from_bf16, from_f16};
 use crate::{Error, Result};
 
 /// Numbers that are summed side by side: the sums of a kernel have this many parts.
@@ -64,6 +65,14 @@ pub(crate) trait Arithmetic {
     ) -> Self::Bytes;
     /// Integers as floats.
     fn floats(integers: Self::Bytes) -> Self::Floats;
+    /// The nearest whole numbers, even ones of two; of magnitudes below 2^31.
+    fn whole(floats: Self::Floats) -> [i32; LANES];
+    /// Exact values of float16 numbers.
+    fn float16(numbers: &[[u8; 2]; LANES]) -> Self::Floats;
+    /// Exact values of bfloat16 numbers.
+    fn bfloat16(numbers: &[[u8; 2]; LANES]) -> Self::Floats;
+    /// Bytes as floats.
+    fn whole_bytes(bytes: &[u8; LANES]) -> Self::Floats;
     /// Takes floats.
     fn lanes(lanes: &Lanes) -> Self::Floats;
     /// Gives floats.
@@ -148,6 +157,26 @@ impl Arithmetic for Baseline {
         floats
     }
 
+    #[inline(never)]
+    fn whole(floats: Lanes) -> [i32; LANES] {
+        floats.map(|float| float.round_ties_even() as i32)
+    }
+
+    #[inline(never)]
+    fn float16(numbers: &[[u8; 2]; LANES]) -> Lanes {
+        numbers.map(from_f16)
+    }
+
+    #[inline(never)]
+    fn bfloat16(numbers: &[[u8; 2]; LANES]) -> Lanes {
+        numbers.map(from_bf16)
+    }
+
+    #[inline(never)]
+    fn whole_bytes(bytes: &[u8; LANES]) -> Lanes {
+        bytes.map(f32::from)
+    }
+
     fn lanes(lanes: &Lanes) -> Lanes {
         *lanes
     }
@@ -216,7 +245,9 @@ impl Isa {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
             if avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -261,13 +292,13 @@ impl Isa {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn avx512_vnni<K: Kernel>(kernel: K) {
     kernel.run::<Avx512Vnni>();
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn avx2<K: Kernel>(kernel: K) {
     kernel.run::<Avx2>();
 }

@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{Arithmetic, BYTES, Lanes};
+use super::{Arithmetic, BYTES, LANES, Lanes};
 
 /// Vectors of 64 bytes, with instructions for four products at once.
 pub(crate) struct Avx512Vnni;
@@ -73,6 +73,33 @@ impl Arithmetic for Avx512Vnni {
     fn floats(integers: __m512i) -> __m512 {
         // SAFETY: AVX-512 F.
         unsafe { _mm512_cvtepi32_ps(integers) }
+    }
+
+    #[inline(always)]
+    fn whole(floats: __m512) -> [i32; LANES] {
+        // SAFETY: both are 16 integers of 32 bits; AVX-512 F.
+        unsafe { transmute(_mm512_cvtps_epi32(floats)) }
+    }
+
+    #[inline(always)]
+    fn float16(numbers: &[[u8; 2]; LANES]) -> __m512 {
+        // SAFETY: reads the 32 bytes of the array; AVX-512 F.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(numbers.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn bfloat16(numbers: &[[u8; 2]; LANES]) -> __m512 {
+        // SAFETY: reads the 32 bytes of the array; AVX-512 F.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(numbers.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
+        }
+    }
+
+    #[inline(always)]
+    fn whole_bytes(bytes: &[u8; LANES]) -> __m512 {
+        // SAFETY: reads the 16 bytes of the array; AVX-512 F.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
     }
 
     #[inline(always)]
@@ -193,6 +220,44 @@ impl Arithmetic for Avx2 {
     fn floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
         // SAFETY: AVX2.
         unsafe { [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)] }
+    }
+
+    #[inline(always)]
+    fn whole([a, b]: [__m256; 2]) -> [i32; LANES] {
+        // SAFETY: both are 16 integers of 32 bits; AVX2.
+        unsafe { transmute([_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b)]) }
+    }
+
+    #[inline(always)]
+    fn float16(numbers: &[[u8; 2]; LANES]) -> [__m256; 2] {
+        // SAFETY: reads the 32 bytes of the array; F16C.
+        unsafe {
+            let at = numbers.as_ptr().cast();
+            [_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    fn bfloat16(numbers: &[[u8; 2]; LANES]) -> [__m256; 2] {
+        // SAFETY: reads the 32 bytes of the array; AVX2.
+        unsafe {
+            let at = numbers.as_ptr().cast();
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(1)));
+            let (low, high) = (_mm256_slli_epi32(low, 16), _mm256_slli_epi32(high, 16));
+            [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn whole_bytes(bytes: &[u8; LANES]) -> [__m256; 2] {
+        // SAFETY: reads the 16 bytes of the array; AVX2.
+        unsafe {
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            let low = _mm256_cvtepu8_epi32(bytes);
+            let high = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
     }
 
     #[inline(always)]

@@ -42,7 +42,7 @@ fn encodings(k: u32) -> Vec<Encoding> {
         Offset::Minimum(DType::F32),
     ];
     for bits in [4, 5, 6, 8] {
-        for group in [16, 32, 64, k] {
+        for group in [16, 32, 64, 128, k] {
             for (at, offset) in offsets.into_iter().enumerate() {
                 let scale = [DType::F32, DType::F16, DType::BF16][at % 3];
                 all.push(Encoding::Quantized { bits, group, scale, offset });
@@ -68,7 +68,7 @@ fn product(isa: Isa, activations: Activations, matrix: &Matrix<'_>, x: &[f32]) -
 #[test]
 fn products_agree_with_float64_and_do_not_depend_on_the_number_of_rows() {
     let mut seed = 1;
-    for k in [32, 33, 96, 160] {
+    for k in [32, 33, 96, 160, 256] {
         for encoding in encodings(k) {
             let (n, k) = (13, k as usize);
             let parts = encoding.parts("w", &[n, k as u32]).expect("valid");
@@ -169,20 +169,27 @@ fn activations_of_8_bits_are_rounded_and_no_more() {
 
 #[test]
 fn large_products_are_shared_among_threads_without_changing_a_bit() {
-    let (n, k) = (1000, 1024);
-    let encoding = encodings(k as u32)[10];
     let mut seed = 3;
-    let parts = encoding.parts("w", &[n, k as u32]).expect("valid");
-    let stored: Vec<Vec<u8>> = parts.iter().map(|p| bytes(p, &mut seed)).collect();
-    let parts = stored.iter().map(|p| p.as_slice()).collect();
-    let matrix = Matrix { encoding, rows: n as usize, columns: k, parts };
-    let x: Vec<f32> = (0..9 * k).map(|i| (i as f32 * 0.37).sin()).collect();
-    let run = |threads: usize, rows: usize| {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        let isa = Isa::detect().expect("no name is asked for");
-        pool.install(|| product(isa, Activations::Float32, &matrix, &x[..rows * k]))
-    };
-    let once = run(1, 9);
-    assert_eq!(run(4, 9), once);
-    assert_eq!(run(3, 1), once[..n as usize]);
+    // More rows and steps than are multiplied at a time; the last step is not a whole one.
+    let (n, k, rows) = (150, 2208, 35);
+    for bits in [4, 5, 6, 8] {
+        let (scale, offset) = (DType::BF16, Offset::Zero(ZeroType::U8));
+        let encoding = Encoding::Quantized { bits, group: 32, scale, offset };
+        let parts = encoding.parts("w", &[n, k as u32]).expect("valid");
+        let stored: Vec<Vec<u8>> = parts.iter().map(|p| bytes(p, &mut seed)).collect();
+        let parts = stored.iter().map(|p| p.as_slice()).collect();
+        let matrix = Matrix { encoding, rows: n as usize, columns: k, parts };
+        let x: Vec<f32> = (0..rows * k).map(|i| (i as f32 * 0.37).sin()).collect();
+        for isa in Isa::all() {
+            let run = |threads: usize, x: &[f32]| {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                pool.install(|| product(isa, Activations::Float32, &matrix, x))
+            };
+            let once = run(1, &x);
+            assert_eq!(run(4, &x), once, "{encoding:?}, {isa:?}");
+            for (t, x) in x.chunks(k).enumerate().step_by(17) {
+                assert_eq!(run(3, x), once[t * n as usize..][..n as usize], "{bits} bits, {t}");
+            }
+        }
+    }
 }
