@@ -32,7 +32,12 @@ int main(int count, char **words) {
     must(((int (*)(void *))find("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
     must(((int (*)(size_t *, size_t *))find("cuMemGetInfo_v2"))(&free, &total), "cuMemGetInfo");
     int (*allocate)(unsigned long long *, size_t) = (int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2");
-    must(allocate(&address, free > left ? free - left : 1), "cuMemAlloc");
+    // What is free need not be free in one piece.
+    size_t wanted = free > left ? free - left : 0;
+    for (size_t piece = wanted; piece >= 1 << 20;) {
+        if (allocate(&address, piece)) piece /= 2;
+        else if (piece > (wanted -= piece)) piece = wanted;
+    }
     puts("held");
     fflush(stdout);
     while (getchar() != EOF) {
