@@ -62,7 +62,7 @@ pub(crate) fn edit(script: &mut Script<'_>, plan: &mut Plan) {
     match script.byte() % 8 {
         0 => plan.scratch = u64::from(script.number()) << script.index(40),
         1 => plan.multiprocessors = script.number(),
-        2 if script.byte() % 2 == 0 => plan.position_bytes.push(script.number()),
+        2 if script.byte().is_multiple_of(2) => plan.position_bytes.push(script.number()),
         2 => {
             let at = script.index(plan.position_bytes.len());
             plan.position_bytes[at] = script.number();
