@@ -62,6 +62,13 @@ bench: build ## prefill and decode speed of the bundled model on the CPU
 	@$(BIN)/gemma4-bench --model_path $(OUT)/bench/model.pte --data_path $(OUT)/bench/model.ptd \
 		--device cpu -p 32,512 -n 128 -r 3
 
+bench-gate: build cuda-toolchain ## 31B's shapes on the GPU: fail on a loss of 5 % against ci/bench_shares.json
+	@$(BIN)/gemma4-export --random exporter/configs/gemma-4-31b.json --no-data --recipe default \
+		--backend cuda --max-seq-len 8192 --output-dir $(OUT)/bench-gate
+	@$(BIN)/gemma4-bench --model_path $(OUT)/bench-gate/model.pte --random-weights 1 --device cuda \
+		-p 512,2048 -n 128 -d 0,2048 --rows 4 -r 5 -o json > $(OUT)/bench-gate/results.json
+	@ci/bench_gate.py < $(OUT)/bench-gate/results.json
+
 dist: ## pack the commands into an archive under OUT and try it in an empty root
 	ci/dist.sh $(OUT)/dist
 
