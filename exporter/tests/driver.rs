@@ -77,7 +77,7 @@ impl Scene {
                 .expect("a C compiler");
             assert!(status.success(), "{source}_cuda.c");
         }
-        let bundle = Checkpoint::open(&ci.join("models/tiny-chat-int4")).unwrap();
+        let bundle = Checkpoint::open(ci.join("models/tiny-chat-int4")).unwrap();
         let options = Options { max_seq_len: Some(256), ..Options::default() };
         let files = export(&bundle, &options, dir.path(), &Monitor::silent()).unwrap();
         let mut pte = pte::decode(&fs::read(&files.program).unwrap()).unwrap().pte;

@@ -123,6 +123,15 @@ pub fn buffer_elements_per_token(program: &Program) -> u64 {
         .sum()
 }
 
+/// Bytes of a position in each buffer, for a device whose numbers have `element` bytes.
+pub fn position_bytes(program: &Program, element: u32) -> Vec<u32> {
+    let numbers = |buffer: &Buffer| {
+        let dims = buffer.dims.iter().skip(1).map(|dim| dim.fixed().unwrap_or(1));
+        dims.fold(element, u32::saturating_mul)
+    };
+    program.buffers.iter().map(numbers).collect()
+}
+
 /// Bytes of all buffers on a GPU at a context length.
 pub fn gpu_buffer_bytes(program: &Program, plan: &Plan, context: u32) -> u64 {
     let extents = Extents { rows: 1, context };

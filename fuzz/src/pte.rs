@@ -32,9 +32,10 @@ pub(crate) fn describe(program: &Program) {
     stats::buffer_elements_per_token(program);
     let context = program.max_context;
     stats::buffer_elements(program, context);
-    Work::decode(program, context - 1, 2);
+    let bytes = stats::position_bytes(program, 2);
+    Work::decode(program, context - 1, &bytes);
     if let Some(method) = program.method("prefill") {
-        Work::prefill(program, method.max_rows, 0, 2);
+        Work::prefill(program, method.max_rows, 0, &bytes);
     }
 }
 

@@ -25,20 +25,21 @@ pub struct Work {
 }
 
 impl Work {
-    /// A decode step after `depth` tokens, with keys and values of `element` bytes each.
-    pub fn decode(program: &Program, depth: u32, element: u64) -> Self {
-        Self::call(program, "decode", depth.into(), 1, element)
+    /// A decode step after `depth` tokens. `position_bytes` says how many bytes a position takes in
+    /// each of the program's buffers on the device.
+    pub fn decode(program: &Program, depth: u32, position_bytes: &[u32]) -> Self {
+        Self::call(program, "decode", depth.into(), 1, position_bytes)
     }
 
     /// Reading `tokens` tokens after `depth` others, in calls of `prefill` as long as they can be.
-    pub fn prefill(program: &Program, tokens: u32, depth: u32, element: u64) -> Self {
+    pub fn prefill(program: &Program, tokens: u32, depth: u32, position_bytes: &[u32]) -> Self {
         let chunk = program.method("prefill").map_or(1, |method| method.max_rows).max(1);
         let mut work = Self::default();
         let mut done = 0;
         while done < tokens {
             let rows = chunk.min(tokens - done);
             let before = u64::from(depth) + u64::from(done);
-            let call = Self::call(program, "prefill", before, rows.into(), element);
+            let call = Self::call(program, "prefill", before, rows.into(), position_bytes);
             work.bytes += call.bytes;
             work.operations += call.operations;
             done += rows;
@@ -47,8 +48,8 @@ impl Work {
     }
 
     /// A call of `verify` for `rows` rows after `depth` tokens.
-    pub fn verify(program: &Program, rows: u32, depth: u32, element: u64) -> Self {
-        Self::call(program, "verify", depth.into(), rows.into(), element)
+    pub fn verify(program: &Program, rows: u32, depth: u32, position_bytes: &[u32]) -> Self {
+        Self::call(program, "verify", depth.into(), rows.into(), position_bytes)
     }
 
     /// So many times the same.
@@ -58,10 +59,16 @@ impl Work {
     }
 
     /// A call of `rows` rows after `before` tokens.
-    fn call(program: &Program, method: &str, before: u64, rows: u64, element: u64) -> Self {
+    fn call(
+        program: &Program,
+        method: &str,
+        before: u64,
+        rows: u64,
+        position_bytes: &[u32],
+    ) -> Self {
         let Some(method) = program.method(method) else { return Self::default() };
-        let attention = Attention::of(program, method, before, rows);
-        let bytes = stats::weight_bytes_per_token(program) + attention.elements * element;
+        let attention = Attention::of(program, method, before, rows, position_bytes);
+        let bytes = stats::weight_bytes_per_token(program) + attention.bytes;
         let operations = 2 * products(program, method, rows) + attention.operations;
         Self { bytes: bytes as f64, operations: operations as f64 }
     }
@@ -96,14 +103,20 @@ fn products(program: &Program, method: &Method, mut rows: u64) -> u64 {
 /// What the attention of all layers does in a call.
 #[derive(Default)]
 struct Attention {
-    /// Numbers of keys and values that some row sees.
-    elements: u64,
+    /// Bytes of keys and values that some row sees.
+    bytes: u64,
     /// Two for each product of a query and a key, and two for each of a probability and a value.
     operations: u64,
 }
 
 impl Attention {
-    fn of(program: &Program, method: &Method, before: u64, rows: u64) -> Self {
+    fn of(
+        program: &Program,
+        method: &Method,
+        before: u64,
+        rows: u64,
+        position_bytes: &[u32],
+    ) -> Self {
         let values = program.values(method).unwrap_or_default();
         let one = Extents { rows: 1, context: 1 };
         let mut sum = Self::default();
@@ -125,9 +138,8 @@ impl Attention {
             }
             let seen = (before + rows).min(window.saturating_add(rows - 1));
             for id in buffers {
-                let dims = &program.buffers[id as usize].dims[1..];
-                let row: u64 = dims.iter().map(|dim| u64::from(dim.resolve(one))).product();
-                sum.elements += seen * row;
+                let position = position_bytes.get(id as usize).copied().unwrap_or(0);
+                sum.bytes += seen.saturating_mul(position.into());
             }
             let pairs: u64 = (1..=rows).map(|row| (before + row).min(window)).sum();
             sum.operations += 4 * width * pairs;
@@ -193,7 +205,7 @@ mod tests {
     #[test]
     fn a_decode_step_reads_the_weights_and_what_the_window_shows() {
         for (depth, keys) in [(0, 1), (3, 4), (5, 6), (40, 6)] {
-            let work = Work::decode(&program(), depth, 2);
+            let work = Work::decode(&program(), depth, &[32, 32]);
             assert_eq!(work.bytes, f64::from(6400 + keys * 2 * 16 * 2), "{depth}");
             assert_eq!(work.operations, f64::from(2 * 3200 + 4 * 32 * keys), "{depth}");
         }
@@ -202,8 +214,8 @@ mod tests {
     #[test]
     fn a_prefill_is_as_many_calls_as_its_chunks() {
         // Calls of 8 and 2 rows after 3 tokens: 11 keys seen, then 13 at most 6 + 1.
-        let work = Work::prefill(&program(), 10, 3, 4);
-        assert_eq!(work.bytes, f64::from(2 * 6400 + (11 + 7) * 2 * 16 * 4));
+        let work = Work::prefill(&program(), 10, 3, &[64, 16]);
+        assert_eq!(work.bytes, f64::from(2 * 6400 + (11 + 7) * (64 + 16)));
         let pairs = (4 + 5 + 6 * 6) + 2 * 6;
         assert_eq!(work.operations, f64::from(2 * 2 * 3200 + 4 * 32 * pairs));
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use gemma4_format::Program;
+use gemma4_format::{Program, stats};
 use gemma4_runtime::cli::{self, CpuArguments, Expected, Progress, Usage};
 use gemma4_runtime::cuda::{self, Call, Profile, Weights};
 use gemma4_runtime::roofline::{Speed, Work};
@@ -171,8 +171,11 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let session = SessionOptions { max_context: Some(context), prefill_chunk: None };
     let mut session = Session::new(device.device(), session)?;
 
-    // Keys and values are bfloat16 on a GPU, float32 on the CPU.
-    let element = if device.cuda().is_some() { 2 } else { 4 };
+    // On the CPU keys and values are float32.
+    let position_bytes = match device.cuda() {
+        Some(cuda) => cuda.plan().position_bytes.clone(),
+        None => stats::position_bytes(program.program(), 4),
+    };
     let mut rows = Vec::new();
     for depth in &arguments.depths {
         for length in &arguments.prompts {
@@ -181,12 +184,12 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 program.program(),
                 *length,
                 *depth,
-                element,
+                &position_bytes,
                 arguments,
             )?);
         }
         if arguments.tokens > 0 {
-            rows.push(decode(&mut session, program.program(), *depth, element, arguments)?);
+            rows.push(decode(&mut session, program.program(), *depth, &position_bytes, arguments)?);
         }
         let mut verified = Vec::new();
         for count in &arguments.rows {
@@ -195,7 +198,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 program.program(),
                 *count,
                 *depth,
-                element,
+                &position_bytes,
                 arguments,
             )?);
         }
@@ -262,7 +265,7 @@ fn prefill(
     program: &Program,
     length: u32,
     depth: u32,
-    element: u64,
+    position_bytes: &[u32],
     arguments: &Arguments,
 ) -> anyhow::Result<Row> {
     let tokens = text(program, length);
@@ -281,7 +284,7 @@ fn prefill(
         name: format!("prefill {length}"),
         depth,
         rates,
-        work: Work::prefill(program, length, depth, element),
+        work: Work::prefill(program, length, depth, position_bytes),
         tokens: length,
         step: length,
         relative: None,
@@ -292,7 +295,7 @@ fn decode(
     session: &mut Session,
     program: &Program,
     depth: u32,
-    element: u64,
+    position_bytes: &[u32],
     arguments: &Arguments,
 ) -> anyhow::Result<Row> {
     let never = AtomicBool::new(false);
@@ -324,7 +327,7 @@ fn decode(
     }
     let tokens = arguments.tokens;
     // The keys of the middle step stand for those of all.
-    let step = Work::decode(program, depth + tokens / 2, element);
+    let step = Work::decode(program, depth + tokens / 2, position_bytes);
     let name = format!("decode {tokens}");
     Ok(Row { name, depth, rates, work: step.times(tokens), tokens, step: 1, relative: None })
 }
@@ -335,7 +338,7 @@ fn verify(
     program: &Program,
     count: u32,
     depth: u32,
-    element: u64,
+    position_bytes: &[u32],
     arguments: &Arguments,
 ) -> anyhow::Result<Row> {
     let tokens = text(program, count);
@@ -356,7 +359,7 @@ fn verify(
         name: format!("verify {count}"),
         depth,
         rates,
-        work: Work::verify(program, count, depth, element).times(steps),
+        work: Work::verify(program, count, depth, position_bytes).times(steps),
         tokens: steps * count,
         step: count,
         relative: None,

@@ -27,6 +27,8 @@ mod worker;
 
 use std::sync::{Arc, Mutex};
 
+use gemma4_format::plan::Plan;
+
 use self::engine::{Engine, Settings};
 use self::gpu::Gpu;
 pub use self::report::{Call, LoadTimes, MemoryUse, Profile, Timed};
@@ -121,6 +123,8 @@ pub struct Cuda {
     engine: Arc<Mutex<Engine>>,
     description: String,
     context: u32,
+    /// Index of the plan.
+    plan: usize,
 }
 
 impl Cuda {
@@ -146,10 +150,10 @@ impl Cuda {
             return Err(Error::Device("the program was opened without its data file".to_owned()));
         }
         let gpu = Gpu::find(which)?;
-        let (plan, target) = choose(program.file(), &gpu)?;
-        let settings = Settings { plan, gpu, context, graphs: options.graphs };
+        let (index, target) = choose(program.file(), &gpu)?;
+        let settings = Settings { plan: index, gpu, context, graphs: options.graphs };
         let parts = place::place(&program, &settings, target, options, progress)?;
-        let plan = &program.file().plans()[plan];
+        let plan = &program.file().plans()[index];
         let description = format!(
             "{} ({} of {} multiprocessors, code for {})",
             settings.gpu.describe(),
@@ -158,7 +162,13 @@ impl Cuda {
             plan.target
         );
         let engine = Engine::new(Arc::clone(&program), settings, parts)?;
-        Ok(Self { program, engine: Arc::new(Mutex::new(engine)), description, context })
+        let engine = Arc::new(Mutex::new(engine));
+        Ok(Self { program, engine, description, context, plan: index })
+    }
+
+    /// What the GPU does.
+    pub fn plan(&self) -> &Plan {
+        &self.program.file().plans()[self.plan]
     }
 
     /// Tokens of context of each session.
