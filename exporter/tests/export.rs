@@ -87,6 +87,8 @@ fn impossible_flags_are_named() {
     }
     refused(dir.path(), &["--output-dir", "out"], 2);
     refused(dir.path(), &["--model-dir", "hf", "--prequantized", "hf", "--output-dir", "out"], 2);
+    let flags = ["--prequantized", "hf", "--output-dir", "out", "--device", "cpu"];
+    assert!(refused(dir.path(), &flags, 2).contains("--device"));
     let message = refused(dir.path(), &["--prequantized", "hf", "--output-dir", "out"], 2);
     assert!(message.contains("--model-dir"), "{message}");
 }

@@ -112,6 +112,13 @@ impl DeviceChoice {
             },
         };
         if let Some(which) = which {
+            if cpu.activations != cpu::Activations::default() {
+                let why = "activations of 8 bits are for the CPU (`--device cpu`), not for a GPU";
+                match self {
+                    DeviceChoice::Auto => note(why),
+                    _ => return Err(Error::Device(why.to_owned())),
+                }
+            }
             return Ok(OpenDevice::Cuda(Cuda::open(program, which, options, progress)?));
         }
         if options.weights != Weights::File {

@@ -39,10 +39,10 @@ pub(crate) struct Arguments {
     recipe: Option<String>,
     /// With --model-dir and --recipe: what quantizes (auto, cpu, cuda, cuda:N or cuda:GPU-UUID;
     /// default: auto, see gemma4-quantize --help)
-    #[arg(long, value_name = "DEVICE", requires = "recipe", conflicts_with = "random")]
+    #[arg(long, value_name = "DEVICE", requires = "recipe", conflicts_with_all = ["random", "prequantized", "gguf"])]
     device: Option<DeviceChoice>,
     /// The quantizing kernel for the GPU, compiled ahead: a cubin or PTX
-    #[arg(long, value_name = "FILE", requires = "recipe", conflicts_with = "random", hide = true)]
+    #[arg(long, value_name = "FILE", requires = "recipe", conflicts_with_all = ["random", "prequantized", "gguf"], hide = true)]
     kernel: Option<PathBuf>,
     /// Longest context of the program, in tokens (default: 4096, or the model's if it is shorter)
     #[arg(long, value_name = "N")]

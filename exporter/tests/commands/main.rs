@@ -118,7 +118,7 @@ fn a_generation_ends_with_the_context() {
 #[test]
 fn errors_are_one_line_and_exit_codes_tell_kinds_apart() {
     let long = "word ".repeat(600);
-    let cases: [(&[&str], i32, &str); 10] = [
+    let cases: [(&[&str], i32, &str); 11] = [
         (&["--prompt", &long, "--max_context", "100"], 1, "the context holds 100"),
         (&["--prompt", "x", "--max_context", "0"], 2, "between 1 and the exported maximum"),
         (&["--prompt", "x", "--max_context", "99999"], 2, "99999"),
@@ -126,6 +126,11 @@ fn errors_are_one_line_and_exit_codes_tell_kinds_apart() {
         (&["--prompt", "x", "--top_p", "0"], 2, "top_p"),
         // Whether there is no GPU or no code for it depends on the machine.
         (&["--prompt", "x", "--device", "cuda"], 3, "error: "),
+        (
+            &["--prompt", "x", "--device", "cuda", "--cpu_activations", "int8"],
+            3,
+            "activations of 8 bits are for the CPU",
+        ),
         (&["--prompt", "x", "--device", "tpu"], 2, "a device is"),
         (&["--prompt", "x", "--prompt_file", "y"], 2, "cannot be used with"),
         (&["--prompt_file", "nowhere.txt"], 1, "nowhere.txt"),

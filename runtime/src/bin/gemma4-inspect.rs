@@ -111,10 +111,13 @@ fn as_text(file: &ProgramFile, verified: bool) -> String {
         let bytes = cli::human_bytes(stats::packed_bytes_per_token(plan));
         lines.push(format!("    on {:<15} {bytes}", plan.target.escape_debug().to_string()));
     }
-    lines.push("\nkeys and values, of a token and at full length".to_owned());
+    lines.push("\nkeys and values: a token beyond the windows, and all at full length".to_owned());
     for (device, per_token, full) in kv_bytes(file) {
         let [per_token, full] = [per_token, full].map(cli::human_bytes);
-        lines.push(format!("  on {:<15} {per_token:>10} {full:>10}", device.escape_debug()));
+        lines.push(format!(
+            "  on {:<15} {per_token:>10} {full:>10}",
+            device.escape_debug().to_string()
+        ));
     }
     for (rows, count) in buffer_rows(program) {
         lines.push(format!("  {count} buffers of {rows} rows"));

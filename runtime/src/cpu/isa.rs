@@ -232,7 +232,10 @@ impl Isa {
     /// The best one, or the one that the environment names.
     pub(crate) fn detect() -> Result<Self> {
         let all = Self::all();
-        let Ok(name) = env::var(VARIABLE) else { return Ok(all[0]) };
+        let Some(name) = env::var_os(VARIABLE).filter(|name| !name.is_empty()) else {
+            return Ok(all[0]);
+        };
+        let name = name.to_string_lossy();
         all.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(|isa| isa.name()).collect();
             let names = names.join(", ");
