@@ -340,8 +340,9 @@ mod tests {
 
     #[test]
     fn sizes_that_overflow_are_refused() {
-        let (mut program, plan) = (program(), plan_for("sm_90"));
-        program.buffers[0].dims = vec![gemma4_format::Dim::Fixed(u32::MAX); 3];
+        let (mut program, mut plan) = (program(), plan_for("sm_90"));
+        program.buffers.iter_mut().for_each(|b| b.dims[0] = gemma4_format::Dim::Fixed(u32::MAX));
+        plan.position_bytes = vec![u32::MAX; 2];
         assert!(Layout::new(&program, &plan, 40, 1, 0).is_none());
         assert!(request(&program, &plan, 1).check("gpu", u64::MAX - 1).is_err());
     }
